@@ -1,0 +1,132 @@
+"""The command `homing`: parse, build settings, call one function. Heavy imports are inside, so `--help` is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import __version__
+from .errors import StartError
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+LISTEN, WORKERS, STORE, LIMITS, LOGGING = "Listen", "Workers", "Store", "Limits", "Logging"
+
+
+@app.callback()
+def root() -> None:
+    """KV-cache-affinity routing proxy: every conversation goes home, to the vLLM worker that holds its prefix."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"homing {__version__}")
+
+
+@app.command(epilog="Every flag is also an environment variable: --store-url is HOMING_STORE_URL. A flag wins.")
+def serve(  # noqa: PLR0913 - one parameter per flag
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT to serve on (default: 127.0.0.1:8080).", rich_help_panel=LISTEN)
+    ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(help="Base URL of an engine, or NAME=URL; repeatable.", rich_help_panel=WORKERS),
+    ] = None,
+    worker_network: Annotated[
+        list[str] | None,
+        typer.Option(help="Network of registered workers besides private ones; repeatable.", rich_help_panel=WORKERS),
+    ] = None,
+    store_url: Annotated[
+        str | None,
+        typer.Option(help="embedded, redis://…, rediss://… or unix://PATH (default: embedded).", rich_help_panel=STORE),
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the embedded store's file.", rich_help_panel=STORE)
+    ] = None,
+    max_body_bytes: Annotated[
+        int | None, typer.Option(help="Longest request body (default: 33554432).", rich_help_panel=LIMITS)
+    ] = None,
+    connect_timeout: Annotated[
+        float | None, typer.Option(help="Seconds to connect to a worker (default: 5).", rich_help_panel=LIMITS)
+    ] = None,
+    first_byte_timeout: Annotated[
+        float | None, typer.Option(help="Seconds for a worker's first byte (default: 600).", rich_help_panel=LIMITS)
+    ] = None,
+    idle_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds between two pieces of an answer (default: 300).", rich_help_panel=LIMITS),
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, text or json (default: auto).", rich_help_panel=LOGGING)] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error (default: info).", rich_help_panel=LOGGING)
+    ] = None,
+) -> None:
+    """Run the proxy.
+
+    Workers register themselves with HOMING_JOIN_TOKEN; engines named with --worker need nothing.
+    """
+    flags = dict(locals())
+    flags["worker"] = tuple(worker) if worker else None
+    flags["worker_network"] = tuple(worker_network) if worker_network else None
+    from .settings import read_settings
+
+    run(lambda: start(read_settings(flags, os.environ)))
+
+
+def start(settings: Settings) -> None:
+    """Binds the address, starts the store, serves, and stops the store."""
+    from .app import Homing
+    from .edge.listen import bind, serve
+    from .fleet import embedded
+    from .telemetry.logs import set_up
+
+    set_up(settings.log_format, settings.log_level)
+    with bind(*settings.address) as listener:
+        is_embedded = settings.store_url == "embedded"
+        store = embedded.start(settings.state_home) if is_embedded else embedded.Embedded(settings.store_url, None)
+        try:
+            homing = Homing(settings, store.url)
+            typer.echo(banner(settings), err=True)
+            serve(homing.application, listener)
+        finally:
+            store.stop()
+
+
+def banner(settings: Settings) -> str:
+    """Says what is true at the start."""
+    host, port = settings.address
+    where = f"[{host}]" if ":" in host else host
+    joins = "open with HOMING_JOIN_TOKEN" if settings.join_token else "closed (HOMING_JOIN_TOKEN is not set)"
+    store = f"embedded in {settings.state_home}" if settings.store_url == "embedded" else "external"
+    lines = [
+        f"homing {__version__} on http://{where}:{port}/v1",
+        f"  workers       {len(settings.worker)} named, registration {joins}",
+        f"  store         {store}",
+        f"  admin         {'key' if settings.admin_key else 'this machine only (HOMING_ADMIN_KEY is not set)'}",
+    ]
+    return "\n".join(lines)
+
+
+def run(command: Callable[[], None]) -> None:
+    """Runs a command; what cannot start says so in one line and ends with its exit code."""
+    try:
+        command()
+    except StartError as problem:
+        typer.echo(f"homing: {problem}", err=True)
+        sys.exit(problem.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def main() -> None:
+    """The entry point."""
+    app(prog_name="homing")

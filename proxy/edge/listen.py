@@ -1,0 +1,72 @@
+"""The listening socket and the server on it: uvicorn, with our own manner of stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from ..errors import StartError
+from .asgi import App
+
+# Longer than the pauses of an agent between two turns, so that its connection is still there.
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 4096
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Binds the listening socket.
+
+    Raises:
+        StartError: the address is in use, not ours, or not allowed.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as problem:
+        listener.close()
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise StartError(f"cannot listen on {host}:{port}: {reason}; choose another --listen") from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """Stops on the first SIGTERM or SIGINT once running answers are out; on the second at once. Exits 0 either way."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Installs the handlers for as long as the server runs. Uvicorn's own end by raising the signal again."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def serve(app: App, listener: socket.socket) -> None:
+    """Serves until a signal ends it."""
+    config = uvicorn.Config(
+        app,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+    )
+    Server(config).run(sockets=[listener])

@@ -1,0 +1,151 @@
+"""Asks every engine, again and again: are you there, what do you serve, how busy are you.
+
+A probe is two GETs: `/v1/models` (alive, and which models) and `/metrics` (load, cache shape, start time). An answer
+makes a worker ready; a refused connection, or several silent probes in a row, make it suspect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import httpx
+
+from ..core.lifecycle import Event, State
+from .exposition import EnginePage, read_page
+from .registry import EngineLoad, Facts, Registry, Source, Worker
+
+LOG = logging.getLogger("homing.fleet")
+T = TypeVar("T")
+
+READY_SECONDS, WAITING_SECONDS = 2.0, 0.5  # between probes of a ready worker, and of one that is not
+TICK_SECONDS = 0.25
+TIMEOUT_SECONDS = 5.0
+# A busy engine may answer late; this many silent probes in a row are no longer lateness.
+SILENT_PROBES = 3
+
+
+class Prober:
+    """Probes the registry's workers until cancelled.
+
+    Args:
+        registry: the live set.
+        client: for the probes.
+        clock: a steady clock, seconds.
+        warm: called before a joining worker becomes ready, to load what it is known to hold.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        client: httpx.AsyncClient,
+        clock: Callable[[], float],
+        warm: Callable[[Worker], Awaitable[None]],
+    ) -> None:
+        self._registry = registry
+        self._client = client
+        self._clock = clock
+        self._warm = warm
+        self._due: dict[str, float] = {}
+        self._silent: dict[str, int] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Starts due probes; one that hangs delays no other. Ends leases that have run out."""
+        try:
+            while True:
+                now = self._clock()
+                for worker in self._registry.expire(now):
+                    LOG.warning("worker %s: its lease ran out; it left the fleet", worker.id)
+                for worker in self._registry:
+                    if worker.id not in self._running and self._due.get(worker.id, 0.0) <= now:
+                        task = asyncio.create_task(self.probe(worker))
+                        self._running[worker.id] = task
+                        task.add_done_callback(partial(self._ended, worker.id))
+                await asyncio.sleep(TICK_SECONDS)
+        finally:
+            for task in list(self._running.values()):
+                task.cancel()
+
+    def _ended(self, worker_id: str, _: asyncio.Task[None]) -> None:
+        self._running.pop(worker_id, None)
+
+    def hurry(self, worker_id: str) -> None:
+        """Makes the next probe of a worker due at once."""
+        self._due.pop(worker_id, None)
+
+    async def probe(self, worker: Worker) -> None:
+        """Probes one worker and moves it along its life."""
+        incarnation = worker.incarnation
+        try:
+            facts, page = await self._ask(worker)
+        except (httpx.HTTPError, ValueError) as problem:
+            self._missed(worker, problem)
+        else:
+            if self._registry.get(worker.id) is worker and worker.incarnation == incarnation:
+                await self._answered(worker, facts, page)
+        pause = READY_SECONDS if worker.state is State.READY else WAITING_SECONDS
+        self._due[worker.id] = self._clock() + pause
+
+    async def is_alive(self, worker: Worker) -> bool:
+        """Asks one worker whether it answers at all."""
+        try:
+            return (await self._client.get(f"{worker.url}/v1/models")).is_success
+        except httpx.HTTPError:
+            return False
+
+    async def _ask(self, worker: Worker) -> tuple[Facts, EnginePage]:
+        answer = await self._client.get(f"{worker.url}/v1/models")
+        answer.raise_for_status()
+        models = tuple(model for model in answer.json()["data"] if isinstance(model, dict))
+        page = await self._client.get(f"{worker.url}/metrics")
+        read = read_page(page.text if page.is_success else "")
+        version = worker.facts.version
+        if version is None:
+            told = await self._client.get(f"{worker.url}/version")
+            version = str(told.json().get("version")) if told.is_success else None
+        known = worker.facts
+        facts = Facts(
+            version=version,
+            models=models,
+            block_tokens=first_known(read.block_tokens, known.block_tokens),
+            capacity_tokens=first_known(read.capacity_tokens, known.capacity_tokens),
+            prefix_caching=first_known(read.prefix_caching, known.prefix_caching),
+            kv_cache_dtype=first_known(read.kv_cache_dtype, known.kv_cache_dtype),
+        )
+        return facts, read
+
+    async def _answered(self, worker: Worker, facts: Facts, page: EnginePage) -> None:
+        self._silent.pop(worker.id, None)
+        before = worker.state
+        if worker.source is Source.STATIC and page.started is not None and page.started != worker.incarnation:
+            self._registry.restarted(worker, page.started)
+        worker.load = page.load
+        self._registry.learned(worker, facts)
+        if facts.model_ids:
+            if worker.state is State.JOINING:
+                await self._warm(worker)
+            self._registry.apply(worker, Event.PROBED)
+        if worker.state is not before:
+            LOG.info(
+                "worker %s: %s, serves %s",
+                worker.id,
+                worker.state,
+                ", ".join(sorted(facts.model_ids)) or "nothing",
+            )
+
+    def _missed(self, worker: Worker, problem: Exception) -> None:
+        silent = self._silent[worker.id] = self._silent.get(worker.id, 0) + 1
+        worker.load = EngineLoad()
+        if isinstance(problem, httpx.ConnectError) or silent >= SILENT_PROBES:
+            if worker.state is State.READY:
+                LOG.warning("worker %s: no answer to its probe (%r); nothing more is placed on it", worker.id, problem)
+            self._registry.apply(worker, Event.FAILED)
+
+
+def first_known(told: T | None, known: T | None) -> T | None:
+    """Returns what was told just then, else what was known."""
+    return known if told is None else told

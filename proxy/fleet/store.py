@@ -1,0 +1,213 @@
+"""The fleet in Redis: one hash per worker, alive as long as its lease, told by the store's own clock.
+
+The set is reconciled, not logged: every few seconds this process writes the workers that it vouches for and takes in
+those that others wrote. So a store that was flushed or away fills again by itself, and no request ever waits for it.
+Schema: docs/reference/store.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from redis.exceptions import RedisError
+
+from ..core.lifecycle import Event, State
+from .registry import Facts, Registry, Source, Worker
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+LOG = logging.getLogger("homing.fleet")
+
+SYNC_SECONDS = 2.0
+LEASE_SECONDS = 10.0
+FLEET_KEY = "homing:v1:fleet"
+SEED_KEY = "homing:v1:seed"
+
+
+def worker_key(worker_id: str) -> str:
+    """The key of a worker's hash; the braces keep a worker's keys in one cluster slot."""
+    return f"homing:v1:{{{worker_id}}}:worker"
+
+
+class FleetStore:
+    """Keeps a registry and Redis in step.
+
+    Args:
+        registry: the live set.
+        redis: the client.
+        clock: a steady clock, seconds.
+        seed: the fleet's hash seed if one is configured; else the stored one, else a new one, is used.
+
+    `seed` may change once the store is reached, and then `on_reseeded` is called: hashes made before are void.
+    `on_emptied` is called when the store was found to have lost its content.
+    """
+
+    def __init__(self, registry: Registry, redis: Redis, clock: Callable[[], float], seed: int | None) -> None:
+        self._registry = registry
+        self._redis = redis
+        self._clock = clock
+        self._vouched: dict[str, float] = {}
+        self._is_seed_given = seed is not None
+        self._is_seed_agreed = False
+        self.on_emptied: Callable[[], None] = lambda: None
+        self.on_reseeded: Callable[[], None] = lambda: None
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self.is_degraded = False
+
+    def vouch(self, worker: Worker) -> None:
+        """Notes that this process heard from the worker itself, and so writes its lease."""
+        self._vouched[worker.id] = self._clock()
+
+    async def remove(self, worker_id: str) -> None:
+        """Deletes a worker's hash. A store that is away lets it lapse instead."""
+        self._vouched.pop(worker_id, None)
+        try:
+            await self._redis.unlink(worker_key(worker_id))
+            await self._redis.srem(FLEET_KEY, worker_id)
+        except (RedisError, OSError, TimeoutError) as problem:
+            LOG.warning("worker %s: its entry in the store will lapse by itself (%r)", worker_id, problem)
+
+    async def run(self) -> None:
+        """Reconciles until cancelled."""
+        while True:
+            await self.try_sync()
+            await asyncio.sleep(SYNC_SECONDS)
+
+    async def try_sync(self) -> bool:
+        """Reconciles once; tells in the log when the store goes away or comes back. Returns whether it answered."""
+        try:
+            await self.sync()
+        except (RedisError, OSError, TimeoutError) as problem:
+            if not self.is_degraded:
+                LOG.warning("the store is away (%r); requests go on from memory", problem)
+            self.is_degraded = True
+            return False
+        if self.is_degraded:
+            LOG.info("the store is back")
+        self.is_degraded = False
+        return True
+
+    async def sync(self) -> None:
+        """Writes the workers that this process vouches for, and takes in the others."""
+        await self._agree()
+        now = self._clock()
+        for worker in self._registry:
+            if worker.source is Source.STATIC and worker.state is State.READY:
+                self.vouch(worker)
+            if now - self._vouched.get(worker.id, -LEASE_SECONDS) < LEASE_SECONDS:
+                await self._write(worker)
+        await self._read()
+
+    async def _agree(self) -> None:
+        """Agrees on the fleet's secret hash seed with the other replicas and with the time before a restart."""
+        if self._is_seed_given and not self._is_seed_agreed:
+            await self._redis.set(SEED_KEY, self.seed)
+        was_missing = await self._redis.set(SEED_KEY, self.seed, nx=True)
+        if was_missing and self._is_seed_agreed:
+            LOG.warning("the store had lost its content; writing it anew")
+            self.on_emptied()
+        stored = await cast("Awaitable[bytes | None]", self._redis.get(SEED_KEY))
+        if stored is not None and int(stored) != self.seed:
+            self.seed = int(stored)
+            self.on_reseeded()
+        self._is_seed_agreed = True
+
+    async def _write(self, worker: Worker) -> None:
+        row: dict[Any, Any] = {
+            "url": worker.url,
+            "incarnation": worker.incarnation,
+            "source": worker.source.value,
+            "state": worker.state.value,
+            "identity": json.dumps(dict(worker.identity)),
+            "engine": json.dumps(facts_to_json(worker.facts)),
+        }
+        key = worker_key(worker.id)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(key, mapping=row)
+            pipe.pexpire(key, int(LEASE_SECONDS * 1000))
+            pipe.sadd(FLEET_KEY, worker.id)
+            await pipe.execute()
+
+    async def _read(self) -> None:
+        ids = sorted(member.decode() for member in await cast("Awaitable[set[bytes]]", self._redis.smembers(FLEET_KEY)))
+        if not ids:
+            return
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for worker_id in ids:
+                pipe.hgetall(worker_key(worker_id))
+                pipe.pttl(worker_key(worker_id))
+            answers = await pipe.execute()
+        for position, worker_id in enumerate(ids):
+            row, ttl_ms = answers[2 * position], answers[2 * position + 1]
+            if row and ttl_ms > 0:
+                self._take_in(worker_id, {key.decode(): value.decode() for key, value in row.items()}, ttl_ms / 1000)
+            elif not row:
+                await self._redis.srem(FLEET_KEY, worker_id)
+
+    def _take_in(self, worker_id: str, row: dict[str, str], left: float) -> None:
+        now = self._clock()
+        known = self._registry.get(worker_id)
+        if now - self._vouched.get(worker_id, -LEASE_SECONDS) < LEASE_SECONDS:
+            return  # what this process heard itself is newer
+        if known is not None and known.source is Source.STATIC:
+            return
+        try:
+            told = Worker(
+                id=worker_id,
+                url=row["url"],
+                incarnation=row["incarnation"],
+                source=Source.REGISTERED,
+                identity=json.loads(row["identity"]),
+                facts=facts_from_json(json.loads(row["engine"])),
+                lease_until=now + left,
+            )
+        except (KeyError, ValueError) as problem:
+            LOG.warning("worker %s: its entry in the store cannot be read (%r); left alone", worker_id, problem)
+            return
+        if row.get("source") == Source.STATIC.value:
+            return  # every proxy names its static workers itself
+        worker = self._registry.upsert(told)
+        if row.get("state") == State.DRAINING.value:
+            self._registry.apply(worker, Event.DRAIN)
+
+
+def facts_to_json(facts: Facts) -> dict[str, object]:
+    """Renders facts for a worker's hash, with the names of the registration page."""
+    return {
+        "version": facts.version,
+        "models": list(facts.models),
+        "block_size": facts.block_tokens,
+        "capacity_tokens": facts.capacity_tokens,
+        "prefix_caching": facts.prefix_caching,
+        "kv_cache_dtype": facts.kv_cache_dtype,
+    }
+
+
+def facts_from_json(engine: dict[str, Any]) -> Facts:
+    """Reads facts as a worker registers them. Absent or of another type is unknown.
+
+    Raises:
+        ValueError: `models` is not a list of objects with an `id`.
+    """
+    models = engine.get("models") or []
+    if not isinstance(models, list) or not all(isinstance(m, dict) and isinstance(m.get("id"), str) for m in models):
+        raise ValueError("engine.models must be a list of objects with an `id`, as the engine's /v1/models gives them")
+
+    def typed(name: str, kind: type) -> Any:
+        value = engine.get(name)
+        return value if type(value) is kind else None
+
+    return Facts(
+        version=typed("version", str),
+        models=tuple(models),
+        block_tokens=typed("block_size", int) or None,
+        capacity_tokens=typed("capacity_tokens", int) or None,
+        prefix_caching=typed("prefix_caching", bool),
+        kv_cache_dtype=typed("kv_cache_dtype", str),
+    )
