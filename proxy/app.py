@@ -21,10 +21,12 @@ from .core.lifecycle import Event, State
 from .edge.admin import Access, Registration, make_admin
 from .edge.api import Api
 from .edge.director import Director, Rooms
+from .edge.door import make_protocol
 from .edge.guard import Guard
 from .edge.networks import PRIVATE, read_url
 from .edge.ports import Outcome
-from .edge.upstream import HttpxTransport
+from .edge.upstream.limits import Limits
+from .edge.upstream.wire import WireTransport
 from .errors import HomingError, StartError
 from .fleet.membership import Membership
 from .fleet.probes import Prober
@@ -72,7 +74,9 @@ class Homing:
         self.client = httpx.AsyncClient(timeout=5.0, trust_env=False)
         self.prober = Prober(self.registry, self.client, clock, self._warm)
         self.membership = Membership(self.registry, self.store, self.prober.is_alive, clock)
-        self.transport = HttpxTransport(settings.connect_timeout, settings.first_byte_timeout, settings.idle_timeout)
+        self.transport = WireTransport(
+            Limits(settings.connect_timeout, settings.first_byte_timeout, settings.idle_timeout)
+        )
         self.exporter = Metrics()
         self.exporter.watch(self._gauges)
         self.registry.listen(self._on_event)
@@ -81,6 +85,7 @@ class Homing:
         self._static = static_workers(settings.worker)
         rooms = Rooms(self.registry, self.index, self.history, self.transport, self)
         self.director = Director(rooms, clock, random.Random(), lambda: self.store.seed)
+        self.protocol = make_protocol(self.director, clock, settings.max_body_bytes)
         self.application: App = Guard(
             Api(self.director, make_admin(self, access_of(settings), self.lifespan), settings.max_body_bytes),
             clock,

@@ -65,7 +65,9 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         float | None,
         typer.Option(help="Seconds between two pieces of an answer (default: 300).", rich_help_panel=LIMITS),
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="auto, text or json (default: auto).", rich_help_panel=LOGGING)] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="auto, text or json (default: auto).", rich_help_panel=LOGGING)
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error (default: info).", rich_help_panel=LOGGING)
     ] = None,
@@ -96,7 +98,7 @@ def start(settings: Settings) -> None:
         try:
             homing = Homing(settings, store.url)
             typer.echo(banner(settings), err=True)
-            serve(homing.application, listener)
+            serve(homing.application, homing.protocol, listener)
         finally:
             store.stop()
 

@@ -49,6 +49,11 @@ class StreamScanner:
         # What follows the first content in the same chunk belongs to the tail.
         self._buffer = b"\n\n".join([*events, rest])
 
+    @property
+    def is_between_events(self) -> bool:
+        """The last event is complete: what is written next begins a new one."""
+        return not self._buffer or self._buffer.endswith((b"\n\n", b"\r\n\r\n"))
+
     def finish(self) -> None:
         """Reads the tail. Call it once, when the stream has ended in whatever way."""
         for event in split_events(self._buffer):

@@ -1,25 +1,43 @@
-"""The inference door: raw ASGI. Reads the body once, hands it to the director, and watches for the client leaving."""
+"""The inference door for any ASGI server. Reads the body once, begins a journey, and carries its output."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import deque
 from typing import Protocol
 
 from ..core.prompt import Dialect
 from ..errors import HomingError
-from .asgi import App, Receive, Scope, Send, answer, answer_error
-from .director import Arrival, receipt
+from .asgi import App, Headers, Message, Receive, Scope, Send, answer, answer_error
 from .guard import read_body
+from .journey import Arrival, receipt
+from .ports import Client
 
 ROUTES = {"/v1/chat/completions": Dialect.CHAT, "/v1/completions": Dialect.COMPLETIONS}
+# Output that waits for the client: above this the worker is no longer read, below a quarter of it again.
+BEHIND_BYTES = 65536
+
+
+class Course(Protocol):
+    """A journey, as a door sees it."""
+
+    is_over: bool
+
+    def client_gone(self) -> None:
+        """The client has left."""
+
+    def client_behind(self) -> None:
+        """The client reads too slowly."""
+
+    def client_caught_up(self) -> None:
+        """It reads again."""
 
 
 class Service(Protocol):
     """What serves a request: the director."""
 
-    async def serve(self, arrival: Arrival, send: Send) -> None:
-        """Answers one request; a cancellation means that the client has gone."""
+    def begin(self, arrival: Arrival, client: Client) -> Course:
+        """Sends a request on its way."""
 
 
 class Api:
@@ -58,23 +76,80 @@ class Api:
             return
         if body is None:
             return
-        query = b"?" + scope["query_string"] if scope.get("query_string") else b""
-        path = scope["path"] + query.decode("latin-1")
-        arrival = Arrival(state["request_id"], dialect, path, scope["headers"], body, state["received"])
-        await until_gone(self._director.serve(arrival, send), receive)
+        target = scope["path"].encode()
+        if scope.get("query_string"):
+            target += b"?" + scope["query_string"]
+        arrival = Arrival(state["request_id"], dialect, target, scope["headers"], body, state["received"])
+        outlet = Outlet(send)
+        outlet.course = self._director.begin(arrival, outlet)
+        await outlet.carry(receive)
 
 
-async def until_gone(work: Coroutine[None, None, None], receive: Receive) -> None:
-    """Runs the work until it is done or the client has left, whichever is first; then the work is cancelled."""
-    serving = asyncio.create_task(work)
-    leaving = asyncio.create_task(gone(receive))
-    try:
-        await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        if not serving.done():
-            serving.cancel()
-        await asyncio.gather(serving, leaving, return_exceptions=True)
+class Outlet:
+    """A client behind ASGI: what a journey writes is queued here and sent as fast as the client takes it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._messages: deque[Message] = deque()
+        self._bytes = 0
+        self._wake = asyncio.Event()
+        self._is_ended = False
+        self._is_cut = False
+        self._is_behind = False
+        self.course: Course | None = None
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Queues the response's head."""
+        self._put({"type": "http.response.start", "status": status, "headers": headers})
+
+    def write(self, chunk: bytes) -> None:
+        """Queues a piece of the body."""
+        self._bytes += len(chunk)
+        self._put({"type": "http.response.body", "body": chunk, "more_body": True})
+        if self._bytes > BEHIND_BYTES and not self._is_behind and self.course is not None:
+            self._is_behind = True
+            self.course.client_behind()
+
+    def end(self) -> None:
+        """Queues the end."""
+        self._is_ended = True
+        self._put({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def cut(self) -> None:
+        """Ends without an end: the server closes the connection."""
+        self._is_ended = self._is_cut = True
+        self._wake.set()
+
+    def _put(self, message: Message) -> None:
+        self._messages.append(message)
+        self._wake.set()
+
+    async def carry(self, receive: Receive) -> None:
+        """Sends what is queued until the response has ended or the client has left."""
+        pump = asyncio.create_task(self._pump())
+        leaving = asyncio.create_task(gone(receive))
+        try:
+            await asyncio.wait({pump, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if self.course is not None:
+                self.course.client_gone()
+            leaving.cancel()
+            pump.cancel()
+            await asyncio.gather(pump, leaving, return_exceptions=True)
+
+    async def _pump(self) -> None:
+        while True:
+            while self._messages:
+                message = self._messages.popleft()
+                self._bytes -= len(message.get("body", b""))
+                await self._send(message)
+                if self._is_behind and self._bytes <= BEHIND_BYTES // 4 and self.course is not None:
+                    self._is_behind = False
+                    self.course.client_caught_up()
+            if self._is_ended:
+                return
+            self._wake.clear()
+            await self._wake.wait()
 
 
 async def gone(receive: Receive) -> None:

@@ -57,10 +57,11 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(app: App, listener: socket.socket) -> None:
+def serve(app: App, protocol: type[asyncio.Protocol], listener: socket.socket) -> None:
     """Serves until a signal ends it."""
     config = uvicorn.Config(
         app,
+        http=protocol,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         log_level="warning",

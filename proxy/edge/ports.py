@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 from ..core.blocks import Blocks
 from ..core.types import Overlap, Placement, Snapshot, Usage
+from ..errors import HomingError
+from .asgi import Headers
 
 
 class Booking(Protocol):
-    """A lease: entered when the attempt begins, left on every way out."""
-
-    def __enter__(self) -> Self:
-        """Books the share."""
-
-    def __exit__(self, *exc: object) -> None:
-        """Gives it back, once."""
+    """A lease, booked from the moment it is given out."""
 
     def prefilled(self) -> None:
         """The prompt is computed."""
+
+    def release(self) -> None:
+        """Gives the share back; harmless when called again."""
 
 
 class Fleet(Protocol):
@@ -30,7 +29,7 @@ class Fleet(Protocol):
         """Returns the workers that may be chosen now."""
 
     def lease(self, worker_id: str, tokens: int, seconds: float) -> Booking:
-        """Returns a lease, or raises KeyError when the worker has just left."""
+        """Books a share of a worker and returns it, or raises KeyError when the worker has just left."""
 
     def failed(self, worker_id: str) -> None:
         """Notes that the worker could not be reached."""
@@ -73,41 +72,70 @@ class Index(Protocol[A]):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to a worker: the client's bytes, and the headers that may travel."""
+    """One request to a worker: where, the headers that may travel, and the client's bytes.
 
-    url: str
+    `target` is path and query as the client sent them; `headers` have lower-case names and no length.
+    """
+
+    base_url: str
+    target: bytes
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
 
 
-class Answer(Protocol):
-    """A worker's answer, its head read."""
+class Sink(Protocol):
+    """Who hears what comes of a call. One head, then data, then one of end and fault; or a fault alone."""
 
-    status: int
-    headers: Sequence[tuple[bytes, bytes]]
+    def on_head(self, status: int, headers: Headers) -> None:
+        """The answer has begun; header names are in lower case."""
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Yields the body's bytes as they come. Raises WorkerDied when it breaks off."""
+    def on_data(self, chunk: bytes) -> None:
+        """A piece of the body has come."""
 
-    async def close(self) -> None:
-        """Ends the exchange; the worker sees the connection close if its answer is not complete."""
+    def on_end(self) -> None:
+        """The answer is whole."""
+
+    def on_fault(self, fault: HomingError) -> None:
+        """There is no (more) answer: ConnectFailed, ReuseFailed, FirstByteTimeout or WorkerDied."""
+
+
+class Exchange(Protocol):
+    """A running call."""
+
+    def pause(self) -> None:
+        """Stops reading from the worker until `resume`: the client is behind."""
+
+    def resume(self) -> None:
+        """Reads again."""
+
+    def abort(self) -> None:
+        """Ends the call at once. The worker sees its connection close; the sink hears nothing more."""
 
 
 class Transport(Protocol):
     """Carries calls to workers."""
 
-    async def open(self, worker_id: str, call: Call) -> Answer:
-        """Sends a call and reads the head of the answer.
-
-        Raises:
-            ConnectFailed: no connection; nothing was sent.
-            ReuseFailed: a kept-alive connection died before any byte of the answer.
-            FirstByteTimeout: the worker stayed silent.
-            WorkerDied: the connection broke.
-        """
+    def open(self, worker_id: str, call: Call, sink: Sink) -> Exchange:
+        """Starts a call. Nothing is told to the sink before this returns."""
 
     async def close(self) -> None:
         """Closes every connection."""
+
+
+class Client(Protocol):
+    """The client's side of one request, as a door offers it."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Begins the response. Without a content-length among the headers its end is marked by the door."""
+
+    def write(self, chunk: bytes) -> None:
+        """Sends a piece of the body."""
+
+    def end(self) -> None:
+        """Completes the response."""
+
+    def cut(self) -> None:
+        """Breaks the response off so that the client sees that it is not whole."""
 
 
 @dataclass(slots=True)

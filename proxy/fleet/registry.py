@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Self
 
 from ..core.lifecycle import Event, State, step
 from ..core.speed import SpeedCurve, curve_of
@@ -120,7 +119,7 @@ class Worker:
 
 
 class Lease:
-    """A booked share of a worker for one attempt. A context manager: every way out gives the share back, once."""
+    """A share of a worker, booked for one attempt; `release` gives it back, once."""
 
     __slots__ = ("_is_open", "_seconds", "_tokens", "worker")
 
@@ -128,16 +127,13 @@ class Lease:
         self.worker = worker
         self._tokens = tokens
         self._seconds = seconds
-        self._is_open = False
-
-    def __enter__(self) -> Self:
         self._is_open = True
-        self.worker.inflight += 1
-        self.worker.pending_tokens += self._tokens
-        self.worker.pending_seconds += self._seconds
-        return self
+        worker.inflight += 1
+        worker.pending_tokens += tokens
+        worker.pending_seconds += seconds
 
-    def __exit__(self, *_: object) -> None:
+    def release(self) -> None:
+        """Gives the share back; harmless when called again."""
         if self._is_open:
             self._is_open = False
             self.prefilled()
@@ -184,7 +180,7 @@ class Registry:
         return Snapshot(ready, frozenset(self._models_seen))
 
     def lease(self, worker_id: str, tokens: int, seconds: float) -> Lease:
-        """Returns an unopened lease for `tokens` uncached prompt tokens that will take `seconds` to prefill.
+        """Books `tokens` uncached prompt tokens that will take `seconds` to prefill.
 
         Raises:
             KeyError: the worker has left since the snapshot.

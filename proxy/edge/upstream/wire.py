@@ -1,0 +1,341 @@
+"""The fast transport: HTTP/1.1 on asyncio and httptools, a pool of kept-alive connections per worker.
+
+No task, future or timer per call once a connection is there: bytes go from one socket's callback to the other's. The
+pool has no bound, so a cancelled call cannot leak a slot of one. One sweep a second looks after all time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import httptools
+
+from ...errors import ConnectFailed, FirstByteTimeout, HomingError, ReuseFailed, WorkerDied
+from ..ports import Call, Exchange, Sink
+from .limits import KEEP_ALIVE_SECONDS, Limits, describe
+
+SWEEP_SECONDS = 1.0
+# Below this a request goes out as one buffer; above it the body is handed to the socket as it is, uncopied.
+JOINED_BYTES = 16384
+INFORMATIONAL = range(100, 200)
+
+
+class WireTransport:
+    """Carries calls over connections of its own."""
+
+    def __init__(self, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
+        self.limits = limits
+        self._tls = tls
+        self._pools: dict[str, Pool] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        pools = self._pools.values()
+        busy, idle = sum(len(pool.busy) for pool in pools), sum(len(pool.idle) for pool in pools)
+        return f"<WireTransport {busy} busy, {idle} idle>"
+
+    def open(self, worker_id: str, call: Call, sink: Sink) -> Exchange:
+        """Starts a call; what comes of it is told to `sink`, never before this returns."""
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+        pool = self._pools.get(call.base_url)
+        if pool is None:
+            pool = self._pools[call.base_url] = Pool(call.base_url, self.limits, self._tls)
+        return pool.open(worker_id, call, sink)
+
+    async def close(self) -> None:
+        """Closes every connection; running calls are told that the worker died."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.close()
+        await asyncio.sleep(0)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for base_url, pool in list(self._pools.items()):
+            pool.sweep(now)
+            if not pool.busy and not pool.idle:
+                del self._pools[base_url]
+        self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep) if self._pools else None
+
+
+class Pool:
+    """The connections to one worker."""
+
+    def __init__(self, base_url: str, limits: Limits, tls: ssl.SSLContext | None) -> None:
+        parts = urlsplit(base_url)
+        self.limits = limits
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self.authority = parts.netloc.encode("latin-1")
+        self.prefix = parts.path.encode("latin-1")
+        self.idle: deque[Connection] = deque()
+        self.busy: set[WireCall] = set()
+
+    def open(self, worker_id: str, call: Call, sink: Sink) -> WireCall:
+        """Sends a call on an idle connection, or dials."""
+        running = WireCall(self, worker_id, call, sink)
+        self.busy.add(running)
+        while self.idle:
+            connection = self.idle.pop()
+            if not connection.transport.is_closing():
+                connection.start(running, is_reused=True)
+                return running
+        running.dialling = asyncio.get_running_loop().create_task(self._dial(running))
+        return running
+
+    async def _dial(self, running: WireCall) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.limits.connect):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self), self.host, self.port, ssl=self.tls
+                )
+        except (OSError, TimeoutError) as problem:
+            what = describe(problem) if str(problem) else f"no connection within {self.limits.connect:g} s"
+            running.fail(ConnectFailed(f"worker {running.worker_id} cannot be reached ({what}); try again later"))
+            return
+        running.dialling = None
+        connection.start(running, is_reused=False)
+
+    def sweep(self, now: float) -> None:
+        """Ends what is over its time: silent calls, and connections idle for too long."""
+        for running in list(self.busy):
+            running.check(now, self.limits)
+        while self.idle and now - self.idle[0].idle_since > KEEP_ALIVE_SECONDS:
+            self.idle.popleft().transport.close()
+
+    def close(self) -> None:
+        """Ends everything."""
+        for connection in self.idle:
+            connection.transport.abort()
+        self.idle.clear()
+        for running in list(self.busy):
+            running.fail(WorkerDied(f"the proxy closed its call to worker {running.worker_id}"))
+
+
+class WireCall:
+    """One running call: an `Exchange`. After `abort` or the end its sink hears nothing more."""
+
+    __slots__ = ("call", "connection", "dialling", "is_paused", "last", "pool", "sink", "touched", "worker_id")
+
+    def __init__(self, pool: Pool, worker_id: str, call: Call, sink: Sink) -> None:
+        self.pool = pool
+        self.worker_id = worker_id
+        self.call = call
+        self.sink: Sink | None = sink
+        self.connection: Connection | None = None
+        self.dialling: asyncio.Task[None] | None = None
+        self.is_paused = False
+        self.touched = True
+        self.last = 0.0
+
+    def pause(self) -> None:
+        """Stops reading from the worker until `resume`."""
+        self.is_paused = True
+        if self.connection is not None and not self.connection.transport.is_closing():
+            self.connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Reads again."""
+        self.is_paused = False
+        self.touched = True
+        if self.connection is not None and not self.connection.transport.is_closing():
+            self.connection.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Ends the call; the worker sees its connection close."""
+        self.sink = None
+        self.pool.busy.discard(self)
+        if self.dialling is not None:
+            self.dialling.cancel()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.running = None
+            connection.transport.abort()
+
+    def fail(self, fault: HomingError) -> None:
+        """Ends the call and tells why."""
+        sink = self.sink
+        self.abort()
+        if sink is not None:
+            sink.on_fault(fault)
+
+    def release(self) -> Sink | None:
+        """Ends the call at the end of its answer; returns whom to tell."""
+        sink, self.sink = self.sink, None
+        self.connection = None
+        self.pool.busy.discard(self)
+        return sink
+
+    def check(self, now: float, limits: Limits) -> None:
+        """Fails the call when the worker has been silent for too long."""
+        if self.touched or self.is_paused:
+            self.touched, self.last = False, now
+            return
+        if self.connection is None:
+            return  # still dialling, which has its own limit
+        silent = now - self.last
+        if not self.connection.has_heard and silent > limits.first_byte:
+            fault: HomingError = FirstByteTimeout(
+                f"worker {self.worker_id} sent no byte within {limits.first_byte:g} s; try again later"
+            )
+            self.fail(fault)
+        elif self.connection.has_heard and silent > limits.idle:
+            self.fail(WorkerDied(f"worker {self.worker_id} was silent for {limits.idle:g} s inside its answer"))
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a worker; serves one call after another."""
+
+    __slots__ = (
+        "_has_length",
+        "_headers",
+        "_is_complete",
+        "_is_reusable",
+        "_parser",
+        "_pieces",
+        "_status",
+        "has_heard",
+        "idle_since",
+        "is_reused",
+        "on_body",
+        "pool",
+        "running",
+        "transport",
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
+        self.running: WireCall | None = None
+        self.idle_since = 0.0
+        self.is_reused = False
+        self.has_heard = False
+        self._pieces: list[bytes] = []
+        # The parser calls the list's own method: no Python frame per piece of body.
+        self.on_body = self._pieces.append
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._status: int | None = None
+        self._is_complete = False
+        self._has_length = False
+        self._is_reusable = True
+        self._parser = httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps the transport."""
+        self.transport = transport  # type: ignore[assignment]
+
+    def start(self, running: WireCall, *, is_reused: bool) -> None:
+        """Sends a call."""
+        self.running, running.connection = running, self
+        self.is_reused = is_reused
+        self.has_heard = self._is_complete = self._has_length = False
+        self._is_reusable = True
+        self._status = None
+        running.touched = True
+        call = running.call
+        head = [b"POST ", self.pool.prefix, call.target, b" HTTP/1.1\r\nhost: ", self.pool.authority]
+        for name, value in call.headers:
+            head += (b"\r\n", name, b": ", value)
+        head.append(b"\r\ncontent-length: %d\r\n\r\n" % len(call.body))
+        if len(call.body) <= JOINED_BYTES:
+            head.append(call.body)
+            self.transport.write(b"".join(head))
+        else:
+            self.transport.writelines([b"".join(head), call.body])
+        if running.is_paused:
+            self.transport.pause_reading()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collects one header; names in lower case."""
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
+            self._has_length = True
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Notes the status; interim answers (1xx) are passed over."""
+        status = self._parser.get_status_code()
+        if self._is_complete:
+            self._is_reusable = False  # a second answer to one call: nothing on this connection can be trusted
+        elif status in INFORMATIONAL:
+            self._headers = []
+        else:
+            self._status = status
+
+    def on_message_complete(self) -> None:
+        """Notes the end, unless it is that of an interim answer."""
+        if self._status is not None or self.has_heard:
+            self._is_complete = True
+            self._is_reusable = self._is_reusable and self._parser.should_keep_alive()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what came, then tells: head, body, end."""
+        running = self.running
+        if running is None:
+            self.transport.abort()  # nobody asked
+            return
+        running.touched = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as problem:
+            running.fail(WorkerDied(f"worker {running.worker_id} sent no valid HTTP ({describe(problem)})"))
+            return
+        sink = running.sink
+        if sink is None:
+            return
+        if self._status is not None:
+            status, self._status = self._status, None
+            headers, self._headers = self._headers, []
+            self.has_heard = True
+            sink.on_head(status, headers)
+        pieces = self._pieces
+        if pieces:
+            chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            pieces.clear()
+            if running.sink is not None:
+                sink.on_data(chunk)
+        if self._is_complete and running.sink is not None:
+            self._finish(running)
+
+    def _finish(self, running: WireCall) -> None:
+        sink = running.release()
+        self.running = None
+        if self._is_reusable:
+            self.idle_since = asyncio.get_running_loop().time()
+            self.pool.idle.append(self)
+        else:
+            self.transport.close()
+        if sink is not None:
+            sink.on_end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone: idle, or under a call."""
+        running, self.running = self.running, None
+        if running is None:
+            with suppress(ValueError):  # it was closed by the pool
+                self.pool.idle.remove(self)
+            return
+        if self.has_heard and not self._has_length and exc is None:
+            sink = running.release()  # an answer without a length ends with its connection
+            if sink is not None:
+                sink.on_end()
+            return
+        running.connection = None
+        why = describe(exc) if exc is not None else "it closed the connection"
+        if self.has_heard:
+            running.fail(WorkerDied(f"worker {running.worker_id} broke off its answer ({why})"))
+        elif self.is_reused:
+            running.fail(ReuseFailed(f"worker {running.worker_id} closed an idle connection ({why})"))
+        else:
+            running.fail(WorkerDied(f"worker {running.worker_id} broke the connection before it answered ({why})"))
