@@ -32,7 +32,6 @@ from .fleet.membership import Membership
 from .fleet.probes import Prober
 from .fleet.registry import Registry, Source, Worker
 from .fleet.store import FleetStore
-from .index.history import History
 from .index.shared import SharedIndex
 from .telemetry.logs import log_request
 from .telemetry.metrics import Gauge, Metrics
@@ -68,8 +67,7 @@ class Homing:
         )
         seed = None if settings.fleet_seed is None else int(settings.fleet_seed.get_secret_value())
         self.registry = Registry()
-        self.history = History()
-        self.index = SharedIndex(self.history, self.redis, time.time, clock)
+        self.index = SharedIndex(self.redis, time.time, clock)
         self.store = FleetStore(self.registry, self.redis, clock, seed)
         self.client = httpx.AsyncClient(timeout=5.0, trust_env=False)
         self.prober = Prober(self.registry, self.client, clock, self._warm)
@@ -83,7 +81,7 @@ class Homing:
         self.store.on_emptied = self.index.rewrite_all
         self.store.on_reseeded = self._on_reseeded
         self._static = static_workers(settings.worker)
-        rooms = Rooms(self.registry, self.index, self.history, self.transport, self)
+        rooms = Rooms(self.registry, self.index, self.transport, self)
         self.director = Director(rooms, clock, random.Random(), lambda: self.store.seed)
         self.protocol = make_protocol(self.director, clock, settings.max_body_bytes)
         self.application: App = Guard(

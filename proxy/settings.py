@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,12 +17,20 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from .errors import StartError
 
 PREFIX = "HOMING_"
+# Read from the environment alone, for a command line is seen by every process of the machine.
+SECRETS = ("join_token", "admin_key", "fleet_seed")
+PASSWORD = re.compile(r"//[^/]*@")
 
 
 class Settings(BaseSettings):
     """Everything that can be set; docs/reference/settings.md is made from it."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,  # a compose file passes on what is not set as an empty text
+    )
 
     listen: str = Field("127.0.0.1:8080", description="address to serve on, HOST:PORT; an IPv6 host in brackets")
     worker: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -76,7 +85,8 @@ class Settings(BaseSettings):
     @classmethod
     def check_seed(cls, value: SecretStr | None) -> SecretStr | None:
         """Checks that it is a whole number of 63 bits."""
-        if value is not None and not (value.get_secret_value().isdigit() and int(value.get_secret_value()) < 1 << 63):
+        seed = None if value is None else value.get_secret_value()
+        if seed is not None and not (seed.isdecimal() and len(seed) < 20 and int(seed) < 1 << 63):
             raise ValueError("must be a whole number below 2^63")
         return value
 
@@ -119,10 +129,11 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Se
     except ValidationError as problem:
         first = problem.errors()[0]
         name = str(first["loc"][0])
-        shown = "" if name in ("join_token", "admin_key", "fleet_seed") else f" {first['input']!r}"
-        flag = "--" + name.replace("_", "-")
-        reason = first["msg"].removeprefix("Value error, ")
-        raise StartError(f"{flag}{shown}: {reason} (also {PREFIX}{name.upper()})", 2) from None
+        variable, reason = PREFIX + name.upper(), first["msg"].removeprefix("Value error, ")
+        if name in SECRETS:
+            raise StartError(f"{variable}: {reason}", 2) from None
+        shown = PASSWORD.sub("//***@", repr(first["input"]))
+        raise StartError(f"--{name.replace('_', '-')} {shown}: {reason} (also {variable})", 2) from None
 
 
 def host_and_port(listen: str) -> tuple[str, int]:

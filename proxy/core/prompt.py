@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 from xxhash import xxh3_128_hexdigest
 
@@ -71,10 +72,17 @@ def read_prompt(dialect: Dialect, body: bytes) -> Prompt:
     """Reads a request body.
 
     Raises:
-        BadJson: it is not a JSON object.
+        BadJson: it is not a JSON object, or nested too deeply to be read.
         MissingModel: it names no model.
     """
-    request = read_object(body)
+    try:
+        return prompt_of(dialect, read_object(body))
+    except RecursionError:
+        raise BadJson("The request body is nested too deeply. Send one JSON object.") from None
+
+
+def prompt_of(dialect: Dialect, request: dict[str, object]) -> Prompt:
+    """Reads a parsed request. What can be parsed can still be nested too deeply to be rendered: RecursionError."""
     model = request.get("model")
     if not isinstance(model, str) or not model:
         shown = "is missing" if "model" not in request else f"is {json.dumps(model)[:40]}"
@@ -91,10 +99,8 @@ def read_object(body: bytes) -> dict[str, object]:
     """Parses a JSON object, or raises BadJson."""
     try:
         request = json.loads(body)
-    except (ValueError, RecursionError) as problem:
-        # ValueError covers both broken JSON and bytes that are not UTF-8.
-        what = "is nested too deeply" if isinstance(problem, RecursionError) else f"is not valid JSON: {problem}"
-        raise BadJson(f"The request body {what}. Send one JSON object.") from None
+    except ValueError as problem:  # broken JSON, or bytes that are not UTF-8
+        raise BadJson(f"The request body is not valid JSON: {problem}. Send one JSON object.") from None
     if not isinstance(request, dict):
         raise BadJson(f"The request body is a JSON {type(request).__name__}. Send one JSON object.")
     return request
@@ -138,16 +144,27 @@ def content_pieces(content: object) -> Iterator[bytes]:
             yield as_text(part["text"])
         else:
             # An image arrives as megabytes of base64: its digest is enough to tell pictures apart.
-            yield b"part:" + xxh3_128_hexdigest(as_json(part)).encode()
+            yield b"part:" + xxh3_128_hexdigest(as_json(part, sort_keys=True)).encode()
 
 
 def completion_prompt(prompt: object, model: str, *, stream: bool, salt: str | None) -> Prompt:
-    """Reads the `prompt` of /v1/completions: text, token ids, or a batch of either (the first one leads)."""
-    first = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else prompt
-    if isinstance(first, list) and all(type(token) is int and 0 <= token < 1 << 32 for token in first):
-        ids = struct.pack(f"<{len(first)}I", *first)
-        return Prompt(Dialect.COMPLETIONS, model, stream, salt, (ids,), open_ended=True, exact_tokens=len(first))
-    return Prompt(Dialect.COMPLETIONS, model, stream, salt, (as_text(first),), open_ended=True)
+    """Reads the `prompt` of /v1/completions: text, token ids, or a batch of either.
+
+    The engine counts the tokens of a batch in one sum, so its prompts are the segments of one canonical prompt.
+    """
+    is_batch = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    batch = cast("list[object]", prompt) if is_batch else [prompt]
+    ids = [item for item in batch if isinstance(item, list) and all(map(is_token_id, item))]
+    if len(ids) < len(batch):
+        return Prompt(Dialect.COMPLETIONS, model, stream, salt, tuple(map(as_text, batch)), open_ended=True)
+    segments = tuple(struct.pack(f"<{len(item)}I", *item) for item in ids)
+    exact = sum(map(len, ids))
+    return Prompt(Dialect.COMPLETIONS, model, stream, salt, segments, open_ended=True, exact_tokens=exact)
+
+
+def is_token_id(value: object) -> bool:
+    """Tells whether a JSON value can be a token id: a whole number of 32 bits."""
+    return type(value) is int and 0 <= value < 1 << 32
 
 
 def as_text(value: object) -> bytes:
@@ -157,6 +174,7 @@ def as_text(value: object) -> bytes:
     return as_json(value)
 
 
-def as_json(value: object) -> bytes:
-    """Renders a value as compact JSON with its own key order."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+def as_json(value: object, *, sort_keys: bool = False) -> bytes:
+    """Renders a value as compact JSON, by default with its own key order."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
+    return text.encode("utf-8", "surrogatepass")

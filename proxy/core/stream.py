@@ -7,12 +7,14 @@ parsed; after it only the tail is kept, since usage, errors and the end come las
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 
 from .types import Usage
 
 # Bytes kept after the first token. A usage event is under 1 KiB; an engine's error message can be a few.
 TAIL_BYTES = 16384
+BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class StreamScanner:
     def feed(self, chunk: bytes) -> None:
         """Takes the next bytes of the stream."""
         self._buffer += chunk
-        if not self.has_content:
+        if not self.has_content and b"\n" in chunk:  # no event ends elsewhere, and a first one can be megabytes
             self._seek_content()
         if self.has_content:
             self._buffer = self._buffer[-TAIL_BYTES:]
@@ -88,7 +90,7 @@ class StreamScanner:
 
 def split_events(buffer: bytes) -> list[bytes]:
     """Splits at blank lines, for both line endings; the last item is the unfinished rest."""
-    return buffer.replace(b"\r\n", b"\n").split(b"\n\n")
+    return BLANK_LINE.split(buffer)
 
 
 CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal")

@@ -28,7 +28,7 @@ from ..errors import (
 )
 from .asgi import Headers
 from .headers import to_client, to_worker
-from .ports import Booking, Call, Client, Exchange, Outcome
+from .ports import Booking, Call, Client, Exchange, Outcome, Trail
 
 if TYPE_CHECKING:
     from .director import Director
@@ -41,6 +41,7 @@ REFUSED_BEFORE_WORK = 503
 # clean error and not a broken transfer. A longer one is passed on as it comes.
 HELD_BYTES = 4 * 1024 * 1024
 
+T = TypeVar("T", bound=Trail)
 A = TypeVar("A")
 
 
@@ -56,10 +57,10 @@ class Arrival:
     received: float
 
 
-class Journey(Generic[A]):
+class Journey(Generic[T, A]):
     """One request. It is the sink of its exchange, and the client's door tells it how the client fares."""
 
-    def __init__(self, director: Director[A], arrival: Arrival, client: Client) -> None:
+    def __init__(self, director: Director[T, A], arrival: Arrival, client: Client) -> None:
         self.rooms = director.rooms
         self.director = director
         self.arrival = arrival
@@ -171,7 +172,6 @@ class Journey(Generic[A]):
         started = self._lap("parse", started)
         self.blocks = prompt.blocks(self.director.seed())
         self._lap("hash", started)
-        self.outcome.turn = self.rooms.history.turn(self.blocks)
 
     def _again(self, fault: HomingError | None) -> None:
         try:
@@ -184,12 +184,12 @@ class Journey(Generic[A]):
     def _attempt(self, fault: HomingError | None) -> None:
         """Places the request and opens the exchange. `fault` is what the last attempt failed of."""
         assert self.prompt is not None and self.blocks is not None  # noqa: S101, PT018 - `_read` came first
-        placement, view = self._place(self.prompt, self.blocks, fault)
+        placement, view, trail = self._place(self.prompt, self.blocks, fault)
         winner = placement.winner
         self.lease = self.rooms.fleet.lease(
             view.id, placement.prompt_tokens - winner.expected_tokens, winner.cost.uncached
         )
-        self.assumption = self.rooms.index.assume(view.id, self.blocks, self.prompt.model, self.director.clock())
+        self.assumption = self.rooms.index.assume(view.id, trail, self.director.clock())
         arrival = self.arrival
         call = Call(
             self.rooms.fleet.address(view.id),
@@ -201,15 +201,16 @@ class Journey(Generic[A]):
         if self._is_paused:
             self.exchange.pause()
 
-    def _place(self, prompt: Prompt, blocks: Blocks, fault: HomingError | None) -> tuple[Placement, WorkerView]:
+    def _place(self, prompt: Prompt, blocks: Blocks, fault: HomingError | None) -> tuple[Placement, WorkerView, T]:
         started = self.director.clock()
         snapshot = self.rooms.fleet.snapshot()
         ids = [worker.id for worker in snapshot.workers if prompt.model in worker.models]
-        overlap = self.rooms.index.overlap(blocks, prompt.model, ids, started)
-        tokens = prompt.exact_tokens or self.rooms.history.tokens_at(blocks, len(blocks), prompt.model)
+        trail = self.rooms.index.find(blocks, prompt.model)
+        overlap = self.rooms.index.overlap(trail, ids, started)
+        self.outcome.turn = trail.turn
         middle = self._lap("index", started)
         self.outcome.is_known_model = prompt.model in snapshot.known_models
-        ask = Ask(prompt.model, tokens, frozenset(self._excluded))
+        ask = Ask(prompt.model, prompt.exact_tokens or trail.tokens, frozenset(self._excluded))
         decision = place(snapshot, overlap, ask, started, self.director.rng)
         self._lap("place", middle)
         if isinstance(decision, Refusal):
@@ -218,7 +219,7 @@ class Journey(Generic[A]):
         self.outcome.placement, self.outcome.hardware = decision, view.hardware
         self.outcome.block_tokens = view.block_tokens
         self.outcome.attempts += 1
-        return decision, view
+        return decision, view, trail
 
     def _may_retry(self) -> bool:
         return self.outcome.attempts < MOST_ATTEMPTS
@@ -321,8 +322,8 @@ class Journey(Generic[A]):
         if lease is not None:
             lease.release()
         assumption, self.assumption = self.assumption, None
-        if assumption is not None and self.blocks is not None:
-            self.rooms.index.withdraw(assumption, self.blocks)
+        if assumption is not None:
+            self.rooms.index.withdraw(assumption)
 
     def _settle(self) -> None:
         if self.is_over:
@@ -332,12 +333,11 @@ class Journey(Generic[A]):
         outcome.duration = self.director.clock() - self.arrival.received
         # An answer may be whole without any content, when the model's first token ends it.
         is_computed = outcome.ttft is not None or outcome.result == "ok"
-        if is_computed and self.assumption is not None and self.blocks is not None:
+        if is_computed and self.assumption is not None:
             known = outcome.usage.prompt_tokens
             if known is None and self.prompt is not None:
                 known = self.prompt.exact_tokens
-            self.rooms.history.learn(self.blocks, outcome.model or "", known, outcome.turn)
-            self.rooms.index.confirm(self.assumption, self.blocks, outcome.usage.cached_tokens)
+            self.rooms.index.confirm(self.assumption, known, outcome.usage.cached_tokens, outcome.turn)
             self.assumption = None
         self._leave()
         self.rooms.telemetry.observe(outcome)

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import uvicorn
 
@@ -19,7 +20,7 @@ BACKLOG = 4096
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Binds the listening socket.
+    """Binds the socket and listens, so that whoever comes next finds the address in use.
 
     Raises:
         StartError: the address is in use, not ours, or not allowed.
@@ -29,6 +30,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as problem:
         listener.close()
         reason = getattr(problem, "strerror", None) or str(problem)
@@ -57,9 +59,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(app: App, protocol: type[asyncio.Protocol], listener: socket.socket) -> None:
-    """Serves until a signal ends it."""
-    config = uvicorn.Config(
+def configure(app: App, protocol: type[asyncio.Protocol] | Literal["httptools"] = "httptools") -> uvicorn.Config:
+    """Says how the application is served: through its fast door if its protocol class is given, else as plain ASGI."""
+    return uvicorn.Config(
         app,
         http=protocol,
         backlog=BACKLOG,
@@ -70,4 +72,8 @@ def serve(app: App, protocol: type[asyncio.Protocol], listener: socket.socket) -
         lifespan="on",
         ws="none",
     )
-    Server(config).run(sockets=[listener])
+
+
+def serve(app: App, protocol: type[asyncio.Protocol], listener: socket.socket) -> None:
+    """Serves until a signal ends it."""
+    Server(configure(app, protocol)).run(sockets=[listener])

@@ -38,36 +38,34 @@ class Fleet(Protocol):
         """Returns the worker's base URL, or raises KeyError when it has just left."""
 
 
-class History(Protocol):
-    """Lengths and turns of served prompts."""
+class Trail(Protocol):
+    """A prompt, and how far the index knows it."""
 
-    def tokens_at(self, blocks: Blocks, depth: int, model: str) -> int:
-        """Returns the tokens of the first `depth` blocks."""
-
-    def turn(self, blocks: Blocks) -> int:
-        """Returns which request of its prefix this is, from 1."""
-
-    def learn(self, blocks: Blocks, model: str, prompt_tokens: int | None, turn: int) -> None:
-        """Takes in a served prompt."""
+    tokens: int
+    turn: int
 
 
+T = TypeVar("T", bound=Trail)
 A = TypeVar("A")
 
 
-class Index(Protocol[A]):
-    """Who holds which prefix. `A` is the index's own note of what it assumed."""
+class Index(Protocol[T, A]):
+    """Who holds which prefix. `T` is its view of one prompt, `A` its note of what it assumed."""
 
-    def overlap(self, blocks: Blocks, model: str, workers: Iterable[str], now: float) -> Overlap:
+    def find(self, blocks: Blocks, model: str) -> T:
+        """Finds how far a prompt is known: its length in tokens, and which request of its prefix it is."""
+
+    def overlap(self, trail: T, workers: Iterable[str], now: float) -> Overlap:
         """Returns what each worker is believed to hold."""
 
-    def assume(self, worker: str, blocks: Blocks, model: str, now: float) -> A | None:
+    def assume(self, worker: str, trail: T, now: float) -> A | None:
         """Records that a worker is about to hold a prompt."""
 
-    def withdraw(self, assumption: A, blocks: Blocks) -> None:
+    def withdraw(self, assumption: A) -> None:
         """Takes that back."""
 
-    def confirm(self, assumption: A, blocks: Blocks, delivered_tokens: int | None) -> int:
-        """Corrects the view by what was delivered."""
+    def confirm(self, assumption: A, prompt_tokens: int | None, delivered_tokens: int | None, turn: int) -> int:
+        """Corrects the view by what the engine counted and delivered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,15 +52,18 @@ def start(directory: Path) -> Embedded:
     path = directory / "valkey.sock"
     if len(bytes(path)) > SOCKET_PATH_BYTES:
         raise StartError(f"the socket path {path} is too long for a unix socket; choose a shorter --state-dir", 2)
+    log = directory / "valkey.log"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        out = log.open("ab")
     except OSError as problem:
-        raise StartError(f"cannot make the state directory {directory}: {problem.strerror}; give --state-dir") from None
-    url = f"unix://{path}"
-    if answers(path):
-        return Embedded(url, None)
-    log = directory / "valkey.log"
-    with log.open("ab") as out:
+        raise StartError(
+            f"cannot write in the state directory {directory}: {problem.strerror}; choose another --state-dir"
+        ) from None
+    with out:
+        url = f"unix://{path}"
+        if answers(path):
+            return Embedded(url, None)
         child = subprocess.Popen(  # noqa: S603 - the binary of an installed package
             command(path, directory),
             stdin=subprocess.DEVNULL,
@@ -73,6 +76,7 @@ def start(directory: Path) -> Embedded:
     while not answers(path):
         if child.poll() is not None or time.monotonic() > deadline:
             child.kill()
+            child.wait()
             tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
             raise StartError(f"the embedded Valkey did not start: {tail[0]} (all of it in {log}); or give --store-url")
         time.sleep(0.01)

@@ -31,36 +31,44 @@ class EnginePage:
 
 
 def read_page(text: str) -> EnginePage:
-    """Reads a page of metrics. Ranks of one engine are added up; a page of something else reads as all unknown.
+    """Reads a page of metrics. Ranks of one engine are taken together; a page of something else reads as all unknown.
 
     Raises:
         ValueError: a wanted line is not in the exposition format.
     """
     # The whole page has hundreds of histogram lines; parsing only the wanted ones keeps the event loop free.
     lines = [line for line in text.splitlines() if line.startswith(WANTED)]
-    values: dict[str, float] = {}
-    config: Mapping[str, str] = {}
+    values: dict[str, list[float]] = {}
+    configs: list[Mapping[str, str]] = []
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
+            values.setdefault(sample.name, []).append(sample.value)
             if sample.name == CACHE_CONFIG:
-                config = sample.labels
-            elif sample.name in STARTED:
-                values[sample.name] = min(values.get(sample.name, sample.value), sample.value)
-            else:
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
-    block, blocks = as_count(config.get("block_size")), as_count(config.get("num_gpu_blocks"))
-    capacity = as_count(config.get("kv_cache_size_tokens"))
-    if capacity is None and block is not None and blocks is not None:
-        capacity = block * blocks
-    started = next((values[name] for name in STARTED if name in values), None)
+                configs.append(sample.labels)
+    config = configs[0] if configs else {}
+    capacities = [capacity_of(rank) for rank in configs]
+    capacity = sum(known for known in capacities if known is not None)
+    started = next((min(values[name]) for name in STARTED if name in values), None)
+    usage = values.get(KV_USAGE)
     return EnginePage(
-        load=EngineLoad(as_count(values.get(RUNNING)), as_count(values.get(WAITING)), values.get(KV_USAGE)),
-        block_tokens=block,
-        capacity_tokens=capacity,
+        load=EngineLoad(
+            running=as_count(sum(values[RUNNING]) if RUNNING in values else None),
+            waiting=as_count(sum(values[WAITING]) if WAITING in values else None),
+            kv_usage=None if usage is None else sum(usage) / len(usage),
+        ),
+        block_tokens=as_count(config.get("block_size")),
+        capacity_tokens=capacity or None,
         prefix_caching={"True": True, "False": False}.get(config.get("enable_prefix_caching", "")),
         kv_cache_dtype=config.get("cache_dtype"),
         started=None if started is None else f"{started:.3f}",
     )
+
+
+def capacity_of(config: Mapping[str, str]) -> int | None:
+    """Returns the tokens that one rank's cache can hold: as it says, else blocks times their size."""
+    said = as_count(config.get("kv_cache_size_tokens"))
+    block, blocks = as_count(config.get("block_size")), as_count(config.get("num_gpu_blocks"))
+    return block * blocks if said is None and block is not None and blocks is not None else said
 
 
 def as_count(value: str | float | None) -> int | None:

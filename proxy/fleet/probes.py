@@ -100,13 +100,12 @@ class Prober:
     async def _ask(self, worker: Worker) -> tuple[Facts, EnginePage]:
         answer = await self._client.get(f"{worker.url}/v1/models")
         answer.raise_for_status()
-        models = tuple(model for model in answer.json()["data"] if isinstance(model, dict))
+        models = models_of(answer.json())
         page = await self._client.get(f"{worker.url}/metrics")
         read = read_page(page.text if page.is_success else "")
         version = worker.facts.version
         if version is None:
-            told = await self._client.get(f"{worker.url}/version")
-            version = str(told.json().get("version")) if told.is_success else None
+            version = version_of(await self._client.get(f"{worker.url}/version"))
         known = worker.facts
         facts = Facts(
             version=version,
@@ -125,10 +124,12 @@ class Prober:
             self._registry.restarted(worker, page.started)
         worker.load = page.load
         self._registry.learned(worker, facts)
+        incarnation = worker.incarnation
         if facts.model_ids:
             if worker.state is State.JOINING:
                 await self._warm(worker)
-            self._registry.apply(worker, Event.PROBED)
+            if worker.incarnation == incarnation:  # warming takes a while: it was this life that answered
+                self._registry.apply(worker, Event.PROBED)
         if worker.state is not before:
             LOG.info(
                 "worker %s: %s, serves %s",
@@ -144,6 +145,28 @@ class Prober:
             if worker.state is State.READY:
                 LOG.warning("worker %s: no answer to its probe (%r); nothing more is placed on it", worker.id, problem)
             self._registry.apply(worker, Event.FAILED)
+
+
+def models_of(answer: object) -> tuple[dict[str, object], ...]:
+    """Reads the answer of `/v1/models`.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    data = answer.get("data") if isinstance(answer, dict) else None
+    if isinstance(data, list):
+        return tuple(model for model in data if isinstance(model, dict))
+    raise ValueError("/v1/models did not answer with a list of models")
+
+
+def version_of(answer: httpx.Response) -> str | None:
+    """Reads the answer of `/version`; None when it does not say, which is no fault."""
+    try:
+        told = answer.json() if answer.is_success else None
+    except ValueError:
+        return None
+    version = told.get("version") if isinstance(told, dict) else None
+    return version if isinstance(version, str) else None
 
 
 def first_known(told: T | None, known: T | None) -> T | None:

@@ -142,9 +142,9 @@ class Lease:
     def prefilled(self) -> None:
         """The first token has come: the prompt is no longer pending. Harmless when called again."""
         self.worker.pending_tokens -= self._tokens
-        self.worker.pending_seconds -= self._seconds
-        if not self.worker.pending_tokens:
-            self.worker.pending_seconds = 0.0  # sums of floats leave dust; an idle worker has none
+        left = max(self.worker.pending_seconds - self._seconds, 0.0)
+        # Sums of floats leave dust; an idle worker has none.
+        self.worker.pending_seconds = left if self.worker.pending_tokens else 0.0
         self._tokens, self._seconds = 0, 0.0
 
 
@@ -196,6 +196,7 @@ class Registry:
         known = self._workers.get(worker.id)
         if known is None:
             self._workers[worker.id] = worker
+            self._note_models(worker)
             self._tell(worker, Event.RESTARTED)
             return worker
         restarted = known.incarnation != worker.incarnation
@@ -224,6 +225,8 @@ class Registry:
 
     def apply(self, worker: Worker, event: Event) -> None:
         """Moves a worker along its life and tells the listeners."""
+        if self._workers.get(worker.id) is not worker:
+            return  # it has left, and a late probe must not touch who has its id by then
         worker.state = step(worker.state, event)
         if event is Event.PROBED:
             worker.failures = 0
@@ -233,7 +236,8 @@ class Registry:
         if worker.state is State.GONE:
             self._workers.pop(worker.id, None)
             if event is Event.REMOVED:
-                self._models_seen = set().union(*(left.facts.model_ids for left in self._workers.values()))
+                others = (left.facts.model_ids for left in self._workers.values())
+                self._models_seen -= worker.facts.model_ids.difference(*others)
         self._tell(worker, event)
 
     def failed(self, worker_id: str) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from redis.exceptions import RedisError
@@ -113,7 +113,10 @@ class FleetStore:
             LOG.warning("the store had lost its content; writing it anew")
             self.on_emptied()
         stored = await cast("Awaitable[bytes | None]", self._redis.get(SEED_KEY))
-        if stored is not None and int(stored) != self.seed:
+        if stored is not None and not stored.isdigit():
+            LOG.warning("the seed in the store is no whole number; writing it anew")
+            await self._redis.set(SEED_KEY, self.seed)
+        elif stored is not None and int(stored) != self.seed:
             self.seed = int(stored)
             self.on_reseeded()
         self._is_seed_agreed = True
@@ -135,46 +138,69 @@ class FleetStore:
             await pipe.execute()
 
     async def _read(self) -> None:
-        ids = sorted(member.decode() for member in await cast("Awaitable[set[bytes]]", self._redis.smembers(FLEET_KEY)))
+        members = await cast("Awaitable[set[bytes]]", self._redis.smembers(FLEET_KEY))
+        ids = sorted(member.decode(errors="replace") for member in members)
         if not ids:
             return
         async with self._redis.pipeline(transaction=False) as pipe:
             for worker_id in ids:
                 pipe.hgetall(worker_key(worker_id))
                 pipe.pttl(worker_key(worker_id))
-            answers = await pipe.execute()
+            answers = await pipe.execute(raise_on_error=False)  # one bad entry must not hide the others
         for position, worker_id in enumerate(ids):
             row, ttl_ms = answers[2 * position], answers[2 * position + 1]
-            if row and ttl_ms > 0:
-                self._take_in(worker_id, {key.decode(): value.decode() for key, value in row.items()}, ttl_ms / 1000)
+            if isinstance(row, RedisError):
+                LOG.warning("worker %s: its entry in the store cannot be read (%r); left alone", worker_id, row)
+            elif row and ttl_ms > 0:
+                self._take_in(worker_id, row, ttl_ms / 1000)
             elif not row:
                 await self._redis.srem(FLEET_KEY, worker_id)
 
-    def _take_in(self, worker_id: str, row: dict[str, str], left: float) -> None:
+    def _take_in(self, worker_id: str, row: dict[bytes, bytes], left: float) -> None:
         now = self._clock()
         known = self._registry.get(worker_id)
         if now - self._vouched.get(worker_id, -LEASE_SECONDS) < LEASE_SECONDS:
             return  # what this process heard itself is newer
         if known is not None and known.source is Source.STATIC:
             return
+        if row.get(b"source") == Source.STATIC.value.encode():
+            return  # every proxy names its static workers itself
         try:
-            told = Worker(
-                id=worker_id,
-                url=row["url"],
-                incarnation=row["incarnation"],
-                source=Source.REGISTERED,
-                identity=json.loads(row["identity"]),
-                facts=facts_from_json(json.loads(row["engine"])),
-                lease_until=now + left,
-            )
+            told = worker_of(worker_id, row, now + left)
         except (KeyError, ValueError) as problem:
             LOG.warning("worker %s: its entry in the store cannot be read (%r); left alone", worker_id, problem)
             return
-        if row.get("source") == Source.STATIC.value:
-            return  # every proxy names its static workers itself
         worker = self._registry.upsert(told)
-        if row.get("state") == State.DRAINING.value:
+        if row.get(b"state") == State.DRAINING.value.encode():
             self._registry.apply(worker, Event.DRAIN)
+
+
+def worker_of(worker_id: str, row: Mapping[bytes, bytes], lease_until: float) -> Worker:
+    """Reads a worker's hash.
+
+    Raises:
+        KeyError, ValueError: it cannot be read.
+    """
+    return Worker(
+        id=worker_id,
+        url=row[b"url"].decode(),
+        incarnation=row[b"incarnation"].decode(),
+        source=Source.REGISTERED,
+        identity=read_object(row[b"identity"]),
+        facts=facts_from_json(read_object(row[b"engine"])),
+        lease_until=lease_until,
+    )
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """Parses a JSON object, or raises ValueError."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        value = None
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"{text[:40]!r} is not a JSON object")
 
 
 def facts_to_json(facts: Facts) -> dict[str, object]:
@@ -190,7 +216,7 @@ def facts_to_json(facts: Facts) -> dict[str, object]:
 
 
 def facts_from_json(engine: dict[str, Any]) -> Facts:
-    """Reads facts as a worker registers them. Absent or of another type is unknown.
+    """Reads facts as a worker registers them. Absent, of another type, or no size is unknown.
 
     Raises:
         ValueError: `models` is not a list of objects with an `id`.
@@ -203,11 +229,15 @@ def facts_from_json(engine: dict[str, Any]) -> Facts:
         value = engine.get(name)
         return value if type(value) is kind else None
 
+    def size(name: str) -> int | None:
+        value = typed(name, int)
+        return value if value and value > 0 else None
+
     return Facts(
         version=typed("version", str),
         models=tuple(models),
-        block_tokens=typed("block_size", int) or None,
-        capacity_tokens=typed("capacity_tokens", int) or None,
+        block_tokens=size("block_size"),
+        capacity_tokens=size("capacity_tokens"),
         prefix_caching=typed("prefix_caching", bool),
         kv_cache_dtype=typed("kv_cache_dtype", str),
     )

@@ -1,5 +1,5 @@
 """Who holds which prefix.
 
-`memory` answers on the hot path, `shared` is the same index with a copy in Redis, `history` knows how long
-served prompts were. Never here: liveness, load, HTTP. Called by the director through `edge.ports`.
+`tree` knows every served prompt (how long, which turn), `memory` who holds which part of it, `shared` is the same with
+a copy in Redis, written as `records`. Never here: liveness, load, HTTP. Called by the director through `edge.ports`.
 """

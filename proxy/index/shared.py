@@ -1,7 +1,8 @@
-"""The memory index with a copy in Redis, one sorted set per incarnation of a worker.
+"""The memory index with a copy in Redis: one hash per incarnation of a worker, one field per run.
 
-Answers come from memory alone: nothing here waits for Redis but the copying task and the warm start. Writes are
-coalesced by block and sent in batches; when Redis was away, each set is written anew from memory after it is back.
+Answers come from memory alone: nothing here waits for Redis but the copying task and the warm start. Changes are
+coalesced by run and sent in batches; when Redis was away, everything is sent again from memory after it is back. A hash
+may be written by several proxies, so a write adds and removes runs, and never replaces what another one wrote.
 Schema: docs/reference/store.md.
 """
 
@@ -15,10 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from redis.exceptions import RedisError
 
-from ..core.blocks import Blocks, span_at
-from .history import History
-from .marks import from_member, from_score, to_member, to_score
-from .memory import Assumption, Entry, MemoryIndex
+from .memory import Assumption, MemoryIndex, Shelf
+from .records import Record, pack_key, unpack
+from .tree import Run
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -27,13 +27,11 @@ LOG = logging.getLogger("homing.index")
 
 # How often the copy follows, seconds. A crash loses at most this much of the view.
 FLUSH_SECONDS = 0.2
-# A set outlives its last write by a day: long enough for any restart, short enough that nothing stays for ever.
+# A hash outlives its last write by a day: long enough for any restart, short enough that nothing stays for ever.
 SET_SECONDS = 86_400
-# Entries kept per set in Redis; at 64-1024 bytes a block this is far more than an engine's cache holds.
-SET_ENTRIES = 262_144
-# Entries waiting to be copied before the queue is dropped in favour of writing everything anew.
-PENDING_ENTRIES = 500_000
-BATCH_ENTRIES = 5_000
+# Runs waiting to be copied before the queue is dropped in favour of writing everything again.
+PENDING_RUNS = 100_000
+BATCH_RUNS = 1_000
 
 RATIOS_KEY = "homing:v1:ratios"
 
@@ -46,93 +44,129 @@ def set_key(worker: str, incarnation: str) -> str:
 class SharedIndex(MemoryIndex):
     """A memory index that survives its process."""
 
-    def __init__(
-        self, history: History, redis: Redis, wall_clock: Callable[[], float], clock: Callable[[], float]
-    ) -> None:
-        super().__init__(history)
+    def __init__(self, redis: Redis, wall_clock: Callable[[], float], clock: Callable[[], float]) -> None:
+        super().__init__()
         self._redis = redis
         self._wall_clock = wall_clock
         self._clock = clock
-        self._pending: dict[str, dict[int, int]] = {}
+        # By worker: runs to be written, and names of runs to be removed.
+        self._changed: dict[str, dict[Run, None]] = {}
+        self._removed: dict[str, set[int]] = {}
+        self._stored: dict[str, set[int]] = {}
         self._rewrite: set[str] = set()
         self._ended: set[str] = set()
-        self._pending_entries = 0
         self.is_degraded = False
 
     def forget(self, worker: str) -> None:
         """Drops a worker's set, here and in Redis."""
         shelf = self._shelves.get(worker)
         if shelf is not None:
-            key = set_key(worker, shelf.incarnation)
-            self._ended.add(key)
-            self._pending_entries -= len(self._pending.pop(key, ()))
-            self._rewrite.discard(worker)
+            self._ended.add(set_key(worker, shelf.incarnation))
         super().forget(worker)
 
-    def confirm(self, assumption: Assumption, blocks: Blocks, delivered_tokens: int | None) -> int:
-        """Corrects the view, and queues the settled prompt for the copy."""
-        dropped = super().confirm(assumption, blocks, delivered_tokens)
-        if self._live(assumption) is not None:
-            if dropped:
-                self._rewrite.add(assumption.worker)
-            self._queue(assumption, blocks)
-        return dropped
+    def suspend(self, worker: str) -> None:
+        """Closes a worker's shelf; what is in Redis stays."""
+        super().suspend(worker)
+        for notes in (self._changed, self._removed, self._stored):
+            notes.pop(worker, None)
+        self._rewrite.discard(worker)
 
-    def _queue(self, assumption: Assumption, blocks: Blocks) -> None:
-        used = self._wall_clock()
-        pending = self._pending.setdefault(set_key(assumption.worker, assumption.incarnation), {})
-        before = len(pending)
-        for block in blocks.hashes:
-            mark = self.history.mark(block)
-            if mark is not None:
-                pending[block] = to_score(used, *mark)
-        self._pending_entries += len(pending) - before
-        if self._pending_entries > PENDING_ENTRIES:
-            self._pending.clear()
-            self._pending_entries = 0
-            self._rewrite |= set(self._shelves)
+    def confirm(
+        self, assumption: Assumption, prompt_tokens: int | None, delivered_tokens: int | None, turn: int
+    ) -> int:
+        """Corrects the view, and queues the settled prompt for the copy."""
+        gone = super().confirm(assumption, prompt_tokens, delivered_tokens, turn)
+        shelf = assumption.shelf
+        if self._is_live(shelf):
+            self._queue_path(shelf, assumption.tip)
+        return gone
+
+    def _queue_path(self, shelf: Shelf, tip: Run) -> None:
+        changed = self._changed.setdefault(shelf.worker, {})
+        stored = self._stored.setdefault(shelf.worker, set())
+        run: Run | None = tip
+        while run is not None and (run is tip or run.key not in stored):
+            if run in shelf.used:
+                changed[run] = None
+                stored.add(run.key)
+            run = run.parent
+        if len(changed) > PENDING_RUNS:
+            changed.clear()
+            self._rewrite.add(shelf.worker)
+
+    def _drop(self, shelf: Shelf, run: Run) -> None:
+        super()._drop(shelf, run)
+        stored = self._stored.get(shelf.worker)
+        if stored is not None and run.key in stored:
+            stored.discard(run.key)
+            self._removed.setdefault(shelf.worker, set()).add(run.key)
+
+    def _was_split(self, head: Run, tail: Run) -> None:
+        super()._was_split(head, tail)
+        for shelf in self._holders_of(head):
+            if tail.key in self._stored.get(shelf.worker, ()):
+                self._queue_path(shelf, tail)
 
     async def load(self, worker: str) -> int:
-        """Fills a fresh shelf from Redis. Returns the number of entries; 0 when Redis has none or is away."""
+        """Fills a fresh shelf from Redis. Returns the number of blocks; 0 when Redis has none or is away."""
         shelf = self._shelves.get(worker)
         if shelf is None:
             return 0
-        key = set_key(worker, shelf.incarnation)
-        now, wall_now = self._clock(), self._wall_clock()
-        hashes: list[int] = []
-        entries: list[Entry] = []
+        records: list[Record] = []
         with suppress(RedisError, OSError, TimeoutError):
-            start = 0
-            while True:
-                rows = await self._redis.zrange(key, start, start + BATCH_ENTRIES - 1, withscores=True)
-                for member, score in cast("list[tuple[bytes, float]]", rows):
-                    used, tokens, turn = from_score(score)
-                    block = from_member(member)
-                    self.history.restore(block, tokens, turn)
-                    hashes.append(block)
-                    entries.append(Entry(self._size_at(tokens), now - max(wall_now - used, 0.0)))
-                if len(rows) < BATCH_ENTRIES:
-                    break
-                start += BATCH_ENTRIES
-        if self._shelves.get(worker) is shelf:
-            self.restore(worker, hashes, entries)
-        return len(hashes)
+            async for name, value in self._redis.hscan_iter(set_key(worker, shelf.incarnation), count=BATCH_RUNS):
+                record = unpack(cast("bytes", name), cast("bytes", value))
+                if record is not None:
+                    records.append(record)
+        return self._take_back(shelf, records) if self._shelves.get(worker) is shelf else 0
 
-    def _size_at(self, tokens: int) -> int:
-        """Estimates one block's tokens from the tokens that lead up to its end, which is all that is stored."""
-        ratios = list(self.history.ratios().values()) or [self.history.bytes_per_token("")]
-        ratio = sum(ratios) / len(ratios)
-        return max(round(span_at(round(tokens * ratio)) / ratio), 1)
+    def _take_back(self, shelf: Shelf, records: list[Record]) -> int:
+        """Puts stored runs on a shelf, parents before those that continue them. Orphans are left out."""
+        waiting: dict[int | None, list[Record]] = {}
+        blocks_of = {block: record.key for record in records for block in record.blocks[:-1]}
+        names = {record.key for record in records}
+        for record in records:
+            parent = record.parent
+            # Another proxy may have cut a run that this one's record continues in the middle.
+            waiting.setdefault(
+                parent if parent in names or parent is None else blocks_of.get(parent, parent), []
+            ).append(record)
+        offset = self._clock() - self._wall_clock()
+        before = shelf.held_blocks
+        ready = waiting.pop(None, [])
+        while ready:
+            record = ready.pop()
+            parent_run = None if record.parent is None else self.at(record.parent)
+            tip = self.graft(parent_run, record.blocks, record.end_bytes, record.end_tokens)
+            tip.turn = max(tip.turn, record.turn)
+            self._hold_path(shelf, tip, min(record.used + offset, self._clock()))
+            ready += waiting.pop(record.key, [])
+        self._reorder(shelf)
+        self._trim(shelf)
+        self._stored[shelf.worker] = {run.key for run in shelf.used}
+        return shelf.held_blocks - before
+
+    def _hold_path(self, shelf: Shelf, tip: Run, used: float) -> None:
+        path = []
+        run: Run | None = tip
+        while run is not None and run not in shelf.used:
+            path.append(run)
+            run = run.parent
+        for run in reversed(path):
+            self._hold(shelf, run, used)
+        while run is not None and shelf.used[run] < used:
+            shelf.used[run] = used
+            run = run.parent
 
     async def load_ratios(self) -> None:
         """Takes over the learned bytes per token of each model."""
         with suppress(RedisError, OSError, TimeoutError, ValueError):
             stored = await cast("Awaitable[dict[bytes, bytes]]", self._redis.hgetall(RATIOS_KEY))
             for model, ratio in stored.items():
-                self.history.set_ratio(model.decode(), float(ratio))
+                self.set_ratio(model.decode(), float(ratio))
 
     def rewrite_all(self) -> None:
-        """Orders that every set is written anew: the store was found empty."""
+        """Orders that all that is held is written again: the store was found empty, or was away."""
         self._rewrite |= set(self._shelves)
 
     async def run(self) -> None:
@@ -148,54 +182,63 @@ class SharedIndex(MemoryIndex):
         try:
             await self.flush()
         except (RedisError, OSError, TimeoutError) as problem:
-            self.rewrite_all()
             if not self.is_degraded:
                 LOG.warning(
-                    "the store does not take the view (%r); placing from memory, copying when it is back",
-                    problem,
+                    "the store does not take the view (%r); placing from memory, copying when it is back", problem
                 )
             self.is_degraded = True
         else:
             if self.is_degraded:
-                LOG.info("the store is back; the view is being written anew")
+                LOG.info("the store is back; what is held has been written again")
             self.is_degraded = False
 
     async def flush(self) -> None:
-        """Sends what is pending. Raises what Redis raises; nothing is lost then, since sets are rewritten after."""
+        """Sends what is pending. Raises what Redis raises; what was not sent is written again from memory later."""
+        try:
+            await self._flush()
+        except BaseException:  # a cancellation in the middle, too
+            self.rewrite_all()
+            raise
+
+    async def _flush(self) -> None:
         for key in list(self._ended):
             await self._redis.unlink(key)
             self._ended.discard(key)
-        for worker in list(self._rewrite):
-            await self._write_anew(worker)
-            self._rewrite.discard(worker)
-        pending, self._pending, self._pending_entries = self._pending, {}, 0
-        for key, scores in pending.items():
-            await self._add(key, scores)
-        if pending:
-            ratios = {model: repr(ratio) for model, ratio in self.history.ratios().items()}
+        rewrite, self._rewrite = self._rewrite, set()
+        for worker in rewrite:
+            shelf = self._shelves.get(worker)
+            if shelf is not None:
+                self._changed[worker] = dict.fromkeys(shelf.used)
+                self._stored[worker] = {run.key for run in shelf.used}
+        is_changed = bool(self._changed)
+        for worker in {*self._changed, *self._removed}:
+            changed, removed = self._changed.pop(worker, {}), self._removed.pop(worker, set())
+            shelf = self._shelves.get(worker)
+            if shelf is not None:
+                await self._write(shelf, changed, removed)
+        if is_changed:
+            ratios = {model: repr(ratio) for model, ratio in self.ratios().items()}
             if ratios:
                 await self._redis.hset(RATIOS_KEY, mapping=cast("dict[Any, Any]", ratios))
 
-    async def _write_anew(self, worker: str) -> None:
-        shelf = self._shelves.get(worker)
-        if shelf is None:
-            return
-        key = set_key(worker, shelf.incarnation)
+    async def _write(self, shelf: Shelf, changed: dict[Run, None], removed: set[int]) -> None:
+        key = set_key(shelf.worker, shelf.incarnation)
         offset = self._wall_clock() - self._clock()
-        scores = {
-            block: to_score(entry.used + offset, *mark)
-            for block, entry in shelf.entries.items()
-            if (mark := self.history.mark(block)) is not None
-        }
-        await self._redis.unlink(key)
-        await self._add(key, scores)
-
-    async def _add(self, key: str, scores: dict[int, int]) -> None:
-        items = list(scores.items())
-        for start in range(0, len(items), BATCH_ENTRIES):
-            batch = {to_member(block): float(score) for block, score in items[start : start + BATCH_ENTRIES]}
+        fields: dict[bytes, bytes] = {}
+        for run in changed:
+            used = shelf.used.get(run)
+            if used is not None:
+                parent = None if run.parent is None else run.parent.key
+                record = Record(parent, used + offset, run.end_bytes, run.end_tokens, run.turn, run.blocks)
+                fields[pack_key(run.key)] = record.pack()
+        gone = [pack_key(name) for name in removed if pack_key(name) not in fields]
+        items = list(fields.items())
+        for start in range(0, max(len(items), 1), BATCH_RUNS):
+            batch = dict(items[start : start + BATCH_RUNS])
             async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.zadd(key, cast("dict[Any, Any]", batch))
-                pipe.zremrangebyrank(key, 0, -SET_ENTRIES - 1)
+                if batch:
+                    pipe.hset(key, mapping=cast("dict[Any, Any]", batch))
+                if gone and not start:
+                    pipe.hdel(key, *cast("list[Any]", gone))
                 pipe.expire(key, SET_SECONDS)
                 await pipe.execute()

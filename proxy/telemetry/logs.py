@@ -92,10 +92,16 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Renders a record."""
         fields: Mapping[str, object] = getattr(record, "fields", {})
-        shown = [f"{key}={value}" for key, value in fields.items() if value is not None and key != "placement"]
+        shown = [f"{key}={plain(value)}" for key, value in fields.items() if value is not None and key != "placement"]
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         text = " ".join([f"{clock} {record.levelname.lower():7} {record.getMessage()}", *shown])
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
+
+
+def plain(value: object) -> str:
+    """Renders a value of one line: what clients and engines say may hold line ends and control characters."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def set_up(form: str, level: str) -> None:
