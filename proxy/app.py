@@ -33,7 +33,7 @@ from .fleet.probes import Prober
 from .fleet.registry import Registry, Source, Worker
 from .fleet.store import FleetStore
 from .index.shared import SharedIndex
-from .telemetry.logs import log_request
+from .telemetry.logs import RequestLog
 from .telemetry.metrics import Gauge, Metrics
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Homing:
             Limits(settings.connect_timeout, settings.first_byte_timeout, settings.idle_timeout)
         )
         self.exporter = Metrics()
+        self.request_log = RequestLog(settings.log_format, settings.log_level)
         self.exporter.watch(self._gauges)
         self.registry.listen(self._on_event)
         self.store.on_emptied = self.index.rewrite_all
@@ -108,6 +109,7 @@ class Homing:
             await self.transport.close()
             await self.client.aclose()
             await self.redis.aclose()
+            self.request_log.flush()
 
     async def _warm(self, worker: Worker) -> None:
         try:
@@ -137,7 +139,7 @@ class Homing:
     def observe(self, outcome: Outcome) -> None:
         """Takes in one settled request: the metrics, then the log line."""
         self.exporter.observe(outcome)
-        log_request(outcome)
+        self.request_log.observe(outcome)
 
     async def register(self, registration: Registration) -> dict[str, object]:
         """See Membership."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from xxhash import xxh3_64_intdigest
 
-# (from this offset on, blocks of this many bytes); 64 bytes are about 16-25 tokens, an engine's smallest block.
-SPANS = ((0, 64), (4096, 256), (65536, 1024))
+# Up to these offsets blocks have these many bytes; 64 bytes are about 16-25 tokens, an engine's smallest block.
+SHALLOW, SHALLOW_SPAN = 4096, 64
+DEEP, MIDDLE_SPAN = 65536, 256
+DEEP_SPAN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,35 +64,40 @@ def chain(segments: Sequence[bytes], start: int, *, open_ended: bool = False) ->
     ends: list[int] = []
     digest, offset = start, 0
     for segment in segments:
-        view = memoryview(segment)
-        for begin, end in pairwise(cuts(offset, len(segment))):
-            digest = xxh3_64_intdigest(view[begin:end], digest)
-            hashes.append(digest)
-            ends.append(offset + end)
-        offset += len(segment)
+        more_hashes, more_ends = chain_from(segment, digest, offset)
+        if more_hashes:
+            hashes += more_hashes
+            ends += more_ends
+            digest, offset = hashes[-1], ends[-1]
     closed = len(hashes)
     if open_ended and segments and closed and not is_whole(ends):
         closed -= 1
     return Blocks(tuple(hashes), tuple(ends), closed)
 
 
-def cuts(offset: int, length: int) -> list[int]:
-    """Returns where a segment of `length` bytes that begins at `offset` of the prompt is cut, both ends included."""
-    places = [0]
-    position = 0
+def chain_from(segment: bytes, digest: int, offset: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Hashes one segment that follows `offset` bytes whose last hash is `digest`.
+
+    Returns its hashes, and where each block ends in the whole prompt.
+    """
+    hashes: list[int] = []
+    ends: list[int] = []
+    view = memoryview(segment)
+    position, length = 0, len(segment)
     while position < length:
-        position = min(position + span_at(offset + position), length)
-        places.append(position)
-    return places
+        end = min(position + span_at(offset + position), length)
+        digest = xxh3_64_intdigest(view[position:end], digest)
+        hashes.append(digest)
+        ends.append(offset + end)
+        position = end
+    return tuple(hashes), tuple(ends)
 
 
 def span_at(offset: int) -> int:
     """Returns the span of a block that begins at `offset`."""
-    span = SPANS[0][1]
-    for start, size in SPANS:
-        if offset >= start:
-            span = size
-    return span
+    if offset < SHALLOW:
+        return SHALLOW_SPAN
+    return MIDDLE_SPAN if offset < DEEP else DEEP_SPAN
 
 
 def is_whole(ends: Sequence[int]) -> bool:

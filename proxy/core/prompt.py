@@ -110,13 +110,23 @@ def chat_segments(request: dict[str, object]) -> Iterator[bytes]:
     """Yields the segments of a chat request: each tool, then each message."""
     tools = request.get("tools")
     for tool in tools if isinstance(tools, list) else ():
-        yield b"tool" + SEPARATOR + as_json(tool)
+        yield tool_segment(tool)
     messages = request.get("messages")
     if not isinstance(messages, list):
         yield as_json(messages)
         return
     for message in messages:
-        yield message_segment(message) if isinstance(message, dict) else b"?" + SEPARATOR + as_json(message)
+        yield message_segment(message) if isinstance(message, dict) else odd_segment(message)
+
+
+def tool_segment(tool: object) -> bytes:
+    """Renders one tool definition, with the order inside its schema as it came."""
+    return b"tool" + SEPARATOR + as_json(tool)
+
+
+def odd_segment(message: object) -> bytes:
+    """Renders what stands where a message should."""
+    return b"?" + SEPARATOR + as_json(message)
 
 
 # The fields that chat templates render, besides role and content.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from ..core.reader import PromptReader
 from ..core.types import Rng
 from .journey import Arrival, Journey
 from .ports import Client, Fleet, Index, Telemetry, Trail, Transport
@@ -39,6 +40,7 @@ class Director(Generic[T, A]):
         self.clock = clock
         self.rng = rng
         self.seed = seed
+        self.reader = PromptReader()
 
     def begin(self, arrival: Arrival, client: Client) -> Journey[T, A]:
         """Sends a request on its way. The door tells the journey when the client leaves, falls behind or catches up."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from ..core.blocks import Blocks
 from ..core.placement import place
-from ..core.prompt import Dialect, Prompt, read_prompt
+from ..core.prompt import Dialect
+from ..core.reader import Reading
 from ..core.stream import StreamScanner, read_answer
 from ..core.types import Ask, Placement, Refusal, RefusalReason, WorkerView
 from ..errors import (
@@ -66,8 +66,7 @@ class Journey(Generic[T, A]):
         self.arrival = arrival
         self.client = client
         self.outcome = Outcome(arrival.request_id, arrival.dialect.value, bytes_in=len(arrival.body))
-        self.prompt: Prompt | None = None
-        self.blocks: Blocks | None = None
+        self.reading: Reading | None = None
         self.exchange: Exchange | None = None
         self.lease: Booking | None = None
         self.assumption: A | None = None
@@ -167,10 +166,10 @@ class Journey(Generic[T, A]):
     def _read(self) -> None:
         started = self.director.clock()
         self.outcome.stages["read"] = started - self.arrival.received
-        self.prompt = prompt = read_prompt(self.arrival.dialect, self.arrival.body)
-        self.outcome.model, self.outcome.stream = prompt.model, prompt.stream
-        started = self._lap("parse", started)
-        self.blocks = prompt.blocks(self.director.seed())
+        self.reading = reading = self.director.reader.read(
+            self.arrival.dialect, self.arrival.body, self.director.seed()
+        )
+        self.outcome.model, self.outcome.stream = reading.model, reading.stream
         self._lap("hash", started)
 
     def _again(self, fault: HomingError | None) -> None:
@@ -183,8 +182,8 @@ class Journey(Generic[T, A]):
 
     def _attempt(self, fault: HomingError | None) -> None:
         """Places the request and opens the exchange. `fault` is what the last attempt failed of."""
-        assert self.prompt is not None and self.blocks is not None  # noqa: S101, PT018 - `_read` came first
-        placement, view, trail = self._place(self.prompt, self.blocks, fault)
+        assert self.reading is not None  # noqa: S101 - `_read` came first
+        placement, view, trail = self._place(self.reading, fault)
         winner = placement.winner
         self.lease = self.rooms.fleet.lease(
             view.id, placement.prompt_tokens - winner.expected_tokens, winner.cost.uncached
@@ -201,20 +200,20 @@ class Journey(Generic[T, A]):
         if self._is_paused:
             self.exchange.pause()
 
-    def _place(self, prompt: Prompt, blocks: Blocks, fault: HomingError | None) -> tuple[Placement, WorkerView, T]:
+    def _place(self, reading: Reading, fault: HomingError | None) -> tuple[Placement, WorkerView, T]:
         started = self.director.clock()
         snapshot = self.rooms.fleet.snapshot()
-        ids = [worker.id for worker in snapshot.workers if prompt.model in worker.models]
-        trail = self.rooms.index.find(blocks, prompt.model)
+        ids = [worker.id for worker in snapshot.workers if reading.model in worker.models]
+        trail = self.rooms.index.find(reading.blocks, reading.model)
         overlap = self.rooms.index.overlap(trail, ids, started)
         self.outcome.turn = trail.turn
         middle = self._lap("index", started)
-        self.outcome.is_known_model = prompt.model in snapshot.known_models
-        ask = Ask(prompt.model, prompt.exact_tokens or trail.tokens, frozenset(self._excluded))
+        self.outcome.is_known_model = reading.model in snapshot.known_models
+        ask = Ask(reading.model, reading.exact_tokens or trail.tokens, frozenset(self._excluded))
         decision = place(snapshot, overlap, ask, started, self.director.rng)
         self._lap("place", middle)
         if isinstance(decision, Refusal):
-            refuse(decision, prompt.model, snapshot.known_models, fault)
+            refuse(decision, reading.model, snapshot.known_models, fault)
         view = next(worker for worker in snapshot.workers if worker.id == decision.winner.worker)
         self.outcome.placement, self.outcome.hardware = decision, view.hardware
         self.outcome.block_tokens = view.block_tokens
@@ -335,8 +334,8 @@ class Journey(Generic[T, A]):
         is_computed = outcome.ttft is not None or outcome.result == "ok"
         if is_computed and self.assumption is not None:
             known = outcome.usage.prompt_tokens
-            if known is None and self.prompt is not None:
-                known = self.prompt.exact_tokens
+            if known is None and self.reading is not None:
+                known = self.reading.exact_tokens
             self.rooms.index.confirm(self.assumption, known, outcome.usage.cached_tokens, outcome.turn)
             self.assumption = None
         self._leave()

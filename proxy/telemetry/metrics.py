@@ -7,23 +7,17 @@ Labels are bounded: only models that the fleet is known to serve, only workers a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .. import __version__
 from ..core.types import Placement, Usage
+from .series import Counter, Histogram
 
 # OpenTelemetry's GenAI buckets for time to first token, carried on to ten minutes: long prompts on slow cards.
 TTFT_BUCKETS = (
@@ -138,7 +132,7 @@ TABLE = (
         "histogram",
         "seconds",
         ("stage",),
-        "Time inside the proxy by stage: read, parse, hash, index, place. read waits for the client's bytes.",
+        "Time inside the proxy by stage: read, hash, index, place. read waits for the client's bytes.",
         buckets=OVERHEAD_BUCKETS,
     ),
     Series("homing_placements", "counter", "placements", ("worker", "reason"), "Where requests went, and why."),
@@ -173,19 +167,12 @@ class Metrics:
     """The exporter's registry."""
 
     def __init__(self) -> None:
-        # When a counter began is of no use to the queries here, and doubles the page.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._counters = {
-            row.name: Counter(row.name, row.help, row.labels, registry=self.registry)
-            for row in TABLE
-            if row.kind == "counter"
-        }
+        self._counters = {row.name: Counter(row.name, row.help, row.labels) for row in TABLE if row.kind == "counter"}
         self._histograms = {
-            row.name: Histogram(row.name, row.help, row.labels, buckets=row.buckets, registry=self.registry)
-            for row in TABLE
-            if row.kind == "histogram"
+            row.name: Histogram(row.name, row.help, row.labels, row.buckets) for row in TABLE if row.kind == "histogram"
         }
+        self.registry.register(Families([*self._counters.values(), *self._histograms.values()]))
 
     def render(self) -> tuple[bytes, str]:
         """Renders the page and names its content type."""
@@ -197,33 +184,46 @@ class Metrics:
 
     def observe(self, told: Told) -> None:
         """Takes in one settled request."""
+        count = self._counters
         model = (told.model or "none") if told.is_known_model else "other"
-        self._counters["homing_requests"].labels(told.dialect, model, told.result).inc()
-        self._counters["homing_attempts"].inc(told.attempts)
+        count["homing_requests"].values[told.dialect, model, told.result] += 1
+        count["homing_attempts"].values[()] += told.attempts
+        overhead = self._histograms["homing_overhead_seconds"]
         for stage, seconds in told.stages.items():
-            self._histograms["homing_overhead_seconds"].labels(stage).observe(seconds)
+            overhead.observe((stage,), seconds)
         if told.placement is not None:
-            winner = told.placement.winner.worker
-            self._counters["homing_placements"].labels(winner, told.placement.reason.value).inc()
-        if told.ttft is not None and told.placement is not None:
-            self._observe_answered(told, told.placement, model)
+            count["homing_placements"].values[told.placement.winner.worker, told.placement.reason.value] += 1
+            if told.ttft is not None:
+                self._observe_answered(told, told.placement, told.ttft, model)
 
-    def _observe_answered(self, told: Told, placement: Placement, model: str) -> None:
-        usage = told.usage
-        is_known = usage.cached_tokens is not None and usage.prompt_tokens is not None
-        coverage = "known" if is_known else "unknown"
-        prompt = placement.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-        self._counters["homing_prompt_tokens"].labels(model, coverage).inc(prompt)
-        self._counters["homing_expected_hit_tokens"].labels(model, coverage).inc(placement.winner.expected_tokens)
-        self._counters["homing_delivered_coverage"].labels(model, coverage).inc()
-        if is_known:
-            self._counters["homing_delivered_hit_tokens"].labels(model).inc(usage.cached_tokens or 0)
-        hardware, ttft = told.hardware or "unknown", told.ttft or 0.0
+    def _observe_answered(self, told: Told, placement: Placement, ttft: float, model: str) -> None:
+        count, usage = self._counters, told.usage
+        prompt, cached = usage.prompt_tokens, usage.cached_tokens
+        coverage = "unknown" if cached is None or prompt is None else "known"
+        by_coverage = (model, coverage)
+        count["homing_prompt_tokens"].values[by_coverage] += placement.prompt_tokens if prompt is None else prompt
+        count["homing_expected_hit_tokens"].values[by_coverage] += placement.winner.expected_tokens
+        count["homing_delivered_coverage"].values[by_coverage] += 1
+        if coverage == "known":
+            count["homing_delivered_hit_tokens"].values[model,] += cached or 0
+        hardware = told.hardware or "unknown"
         reuse = "first" if told.turn == 1 else "repeat"
         hit = hit_class(usage, told.block_tokens)
-        self._histograms["homing_ttft_seconds"].labels(model, hardware, reuse, hit).observe(ttft)
+        self._histograms["homing_ttft_seconds"].observe((model, hardware, reuse, hit), ttft)
         if told.turn == 2:
-            self._histograms["homing_second_request_ttft_seconds"].labels(model, hardware).observe(ttft)
+            self._histograms["homing_second_request_ttft_seconds"].observe((model, hardware), ttft)
+
+
+class Families(Collector):
+    """Renders the table's series."""
+
+    def __init__(self, series: Sequence[Counter | Histogram]) -> None:
+        self._series = series
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields a family per series."""
+        for one in self._series:
+            yield one.family()
 
 
 @dataclass(frozen=True, slots=True)
