@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -97,10 +98,21 @@ def start(settings: Settings) -> None:
         store = embedded.start(settings.state_home) if is_embedded else embedded.Embedded(settings.store_url, None)
         try:
             homing = Homing(settings, store.url)
+            settle_memory()
             typer.echo(banner(settings), err=True)
             serve(homing.application, homing.protocol, listener)
         finally:
             store.stop()
+
+
+def settle_memory() -> None:
+    """Takes what is there for good out of the garbage collector's sight, and lets it look at the rest less often.
+
+    Requests free their memory by reference counts; the collector's rounds over a large view cost milliseconds each.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def banner(settings: Settings) -> str:

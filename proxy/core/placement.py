@@ -12,7 +12,6 @@ the same placement for ever.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from .types import (
     Ask,
@@ -54,18 +53,20 @@ def place(  # `now` is part of the signature for terms that age
         now: the moment of the choice, seconds on any steady clock.
         rng: breaks ties.
     """
-    serving = [worker for worker in snapshot.workers if request.model in worker.models]
-    candidates = [worker for worker in serving if worker.id not in request.excluded]
+    model, excluded = request.model, request.excluded
+    serving = [worker for worker in snapshot.workers if model in worker.models]
+    candidates = [worker for worker in serving if worker.id not in excluded] if excluded else serving
     if not candidates:
-        known = bool(serving) or not snapshot.known_models or request.model in snapshot.known_models
+        known = bool(serving) or not snapshot.known_models or model in snapshot.known_models
         return Refusal(RefusalReason.NO_WORKER if known else RefusalReason.UNKNOWN_MODEL)
-    expected = {worker.id: expected_hit(worker, overlap, request.prompt_tokens) for worker in candidates}
-    ranked = rank(candidates, expected, overlap, request, rng)
-    winner = ranked[0]
+    hits = [expected_hit(worker, overlap, request.prompt_tokens) for worker in candidates]
+    parts = costs(candidates, hits, overlap, request.prompt_tokens)
+    order = rank(parts, rng)
+    first = order[0]
     return Placement(
-        winner=winner,
-        runner_up=ranked[1] if len(ranked) > 1 else None,
-        reason=reason_of(winner, expected.values(), request),
+        winner=candidate(candidates[first], hits[first], parts[first]),
+        runner_up=candidate(candidates[order[1]], hits[order[1]], parts[order[1]]) if len(order) > 1 else None,
+        reason=reason_of(hits[first], hits, request),
         prompt_tokens=request.prompt_tokens,
         candidates=len(candidates),
     )
@@ -81,37 +82,45 @@ def expected_hit(worker: WorkerView, overlap: Overlap, prompt_tokens: int) -> in
     return held // block * block
 
 
-def rank(
-    candidates: list[WorkerView], expected: dict[str, int], overlap: Overlap, request: Ask, rng: Rng
-) -> list[Candidate]:
-    """Orders the candidates by cost, cheapest first; a random one of those within a tie leads."""
-    total = request.prompt_tokens
-    most = max(expected.values())
+# Wait, uncached, avoidable, eviction, and their sum: the parts of one cost, in seconds.
+Parts = tuple[float, float, float, float, float]
+
+
+def costs(candidates: list[WorkerView], hits: list[int], overlap: Overlap, prompt_tokens: int) -> list[Parts]:
+    """Returns the cost of each candidate, given its expected hit."""
+    most, count = max(hits), len(candidates)
     # The avoidable work delays everybody who comes after, wherever it runs: it is priced at the fleet's mean speed.
-    priced = {
-        worker.id: AVOIDABLE_PRICE
-        * sum(other.speed.work(most, expected[worker.id]) for other in candidates)
-        / len(candidates)
-        for worker in candidates
-    }
-    scored = [
-        Candidate(
-            worker.id,
-            expected[worker.id],
-            Cost(
-                wait=wait(worker),
-                uncached=worker.speed.seconds(total, expected[worker.id]),
-                avoidable=priced[worker.id],
-                eviction=eviction(worker, total - expected[worker.id], overlap.room.get(worker.id, Room())),
-            ),
-        )
-        for worker in candidates
-    ]
-    scored.sort(key=lambda candidate: candidate.cost.total)
-    limit = scored[0].cost.total * (1 + TIE)
-    tied = sum(1 for candidate in scored if candidate.cost.total <= limit)
-    lead = int(rng.random() * tied)
-    return [scored[lead], *scored[:lead], *scored[lead + 1 :]]
+    # Work is linear in a curve's coefficients, so the mean of the work is the work of the mean curve.
+    linear = quadratic = 0.0
+    for worker in candidates:
+        linear += worker.speed.linear
+        quadratic += worker.speed.quadratic
+    linear, quadratic = AVOIDABLE_PRICE * linear / count, AVOIDABLE_PRICE * quadratic / count
+    parts: list[Parts] = []
+    for worker, hit in zip(candidates, hits, strict=True):
+        waiting = wait(worker)
+        uncached = worker.speed.seconds(prompt_tokens, hit)
+        avoidable = linear * (most - hit) + quadratic * (most * most - hit * hit) if hit < most else 0.0
+        room = overlap.room.get(worker.id)
+        evicting = 0.0 if room is None else eviction(worker, prompt_tokens - hit, room)
+        parts.append((waiting, uncached, avoidable, evicting, waiting + uncached + avoidable + evicting))
+    return parts
+
+
+def rank(parts: list[Parts], rng: Rng) -> list[int]:
+    """Returns positions by cost: a random one of those within a tie leads, the next best follows."""
+    order = sorted(range(len(parts)), key=lambda position: parts[position][4])
+    limit = parts[order[0]][4] * (1 + TIE)
+    tied = 1
+    while tied < len(order) and parts[order[tied]][4] <= limit:
+        tied += 1
+    lead = order.pop(int(rng.random() * tied))
+    return [lead, *order]
+
+
+def candidate(worker: WorkerView, hit: int, parts: Parts) -> Candidate:
+    """Renders one worker's part in the decision."""
+    return Candidate(worker.id, hit, Cost(*parts[:4]))
 
 
 def wait(worker: WorkerView) -> float:
@@ -133,13 +142,12 @@ def eviction(worker: WorkerView, new_tokens: int, room: Room) -> float:
     return worker.speed.work(pushed_out) * decay
 
 
-def reason_of(winner: Candidate, expected: Iterable[int], request: Ask) -> Reason:
-    """Names why the winner won."""
-    hits = list(expected)
+def reason_of(hit: int, hits: list[int], request: Ask) -> Reason:
+    """Names why the winner, whose expected hit is `hit`, won."""
     if request.excluded:
         return Reason.FALLBACK
     if len(hits) == 1:
         return Reason.ONLY_CANDIDATE
-    if winner.expected_tokens > min(hits):
+    if hit > min(hits):
         return Reason.OVERLAP
     return Reason.LOAD

@@ -113,7 +113,10 @@ class PromptReader:
 
 def segment_of(piece: bytes, is_tool: bool) -> bytes:
     """Renders one piece of a chat request as it stands in the canonical prompt."""
-    value = json.loads(piece)
+    try:
+        value = msgspec.json.decode(piece)
+    except (msgspec.MsgspecError, ValueError):
+        value = json.loads(piece)  # more lenient: lone surrogates, NaN
     if is_tool:
         return tool_segment(value)
     return message_segment(value) if isinstance(value, dict) else odd_segment(value)

@@ -7,7 +7,9 @@ dense BF16 tensor throughput, until speeds are learned live.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+
+from msgspec import Struct
 
 # Seconds for one request whatever its length, per token, and per token squared (docs/performance.md).
 H200_BASE, H200_LINEAR, H200_QUADRATIC = 0.13, 7.5e-5, 3.7e-10
@@ -26,8 +28,7 @@ DENSE_BF16_TFLOPS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedCurve:
+class SpeedCurve(Struct, frozen=True, gc=False):
     """Prefill seconds of a worker: `base + linear·n + quadratic·n²` for n prompt tokens."""
 
     base: float = H200_BASE
@@ -44,6 +45,7 @@ class SpeedCurve:
         return self.seconds(prompt_tokens, cached_tokens) - self.base
 
 
+@lru_cache
 def curve_of(hardware: str | None, gpu_count: int | None = None) -> SpeedCurve:
     """Returns the curve to start from for a hardware identity.
 

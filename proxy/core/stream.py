@@ -10,6 +10,9 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from msgspec import MsgspecError, Struct
+from msgspec.json import Decoder
+
 from .types import Usage
 
 # Bytes kept after the first token. A usage event is under 1 KiB; an engine's error message can be a few.
@@ -106,18 +109,29 @@ def has_content(choice: object) -> bool:
     return isinstance(delta, dict) and any(delta.get(name) for name in CONTENT_FIELDS)
 
 
+class AnsweredChoice(Struct, gc=False):
+    """The part of a choice that is read."""
+
+    finish_reason: object = None
+
+
+class Answered(Struct, gc=False):
+    """The parts of a whole answer that are read."""
+
+    usage: object = None
+    choices: list[AnsweredChoice] = []
+
+
+DECODE_ANSWER = Decoder(Answered).decode
+
+
 def read_answer(body: bytes) -> tuple[Usage, bool]:
     """Reads a whole JSON answer: its usage, and whether the engine aborted it."""
     try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
+        answer = DECODE_ANSWER(body)
+    except (MsgspecError, ValueError, RecursionError):
         return Usage(), False
-    if not isinstance(answer, dict):
-        return Usage(), False
-    aborted = any(
-        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in as_list(answer.get("choices"))
-    )
-    return read_usage(answer.get("usage")), aborted
+    return read_usage(answer.usage), any(choice.finish_reason == "abort" for choice in answer.choices)
 
 
 def read_usage(usage: object) -> Usage:

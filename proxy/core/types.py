@@ -1,11 +1,15 @@
-"""The values that cross a door. All are frozen; missing is None, never 0."""
+"""The values that cross a door. All are frozen; missing is None, never 0.
+
+They are msgspec structs: a tenth of a data class to make, and a log line renders them as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from .speed import SpeedCurve
 
@@ -17,8 +21,7 @@ class Rng(Protocol):
         """Returns a float in [0, 1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(Struct, frozen=True, gc=False):
     """One worker as a choice sees it.
 
     Attributes:
@@ -48,8 +51,7 @@ class WorkerView:
     hardware: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, gc=False):
     """The workers that may be chosen, at one moment, and the models that the fleet is known to serve.
 
     A known model whose workers are all away is a matter of time (503); an unknown one is a mistake (404).
@@ -59,8 +61,7 @@ class Snapshot:
     known_models: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(Struct, frozen=True, gc=False):
     """What a worker's cache would have to give up.
 
     Attributes:
@@ -72,16 +73,14 @@ class Room:
     coldest_age: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(Struct, frozen=True, gc=False):
     """What each worker is believed to hold of one prompt, in tokens; a worker that is absent holds nothing."""
 
     tokens: Mapping[str, int] = field(default_factory=dict)
     room: Mapping[str, Room] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True, gc=False):
     """What a request asks of placement.
 
     Attributes:
@@ -111,8 +110,7 @@ class RefusalReason(StrEnum):
     UNKNOWN_MODEL = "unknown-model"
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(Struct, frozen=True, gc=False):
     """The parts of one worker's cost, each in seconds; lower is better."""
 
     wait: float
@@ -126,8 +124,7 @@ class Cost:
         return self.wait + self.uncached + self.avoidable + self.eviction
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True, gc=False):
     """One worker in a placement, with its expected hit (tokens) and its cost."""
 
     worker: str
@@ -135,8 +132,7 @@ class Candidate:
     cost: Cost
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True, gc=False):
     """A decision with its explanation."""
 
     winner: Candidate
@@ -170,15 +166,13 @@ class Placement:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True, gc=False):
     """A decision not to place."""
 
     reason: RefusalReason
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True, gc=False):
     """What the engine says it did, in tokens; None where it did not say."""
 
     prompt_tokens: int | None = None

@@ -34,18 +34,25 @@ NOT_FOR_CLIENTS = HOP_BY_HOP | {b"x-request-id", b"server", b"date"}
 
 
 def to_worker(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> Headers:
-    """Returns the client's headers that travel on, with the request's id."""
-    kept = without(headers, NOT_FOR_WORKERS | {b"x-request-id"})
-    return [*kept, (b"x-request-id", request_id.encode("latin-1"))]
+    """Returns the client's headers that travel on, with the request's id. Names are in lower case, as ASGI has them."""
+    kept = without(headers, NOT_FOR_WORKERS)
+    kept.append((b"x-request-id", request_id.encode("latin-1")))
+    return kept
 
 
 def to_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Returns the worker's headers that travel back; repeated ones stay repeated."""
+    """Returns the worker's headers that travel back; repeated ones stay repeated. Names are in lower case."""
     return without(headers, NOT_FOR_CLIENTS)
 
 
-def without(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes] | set[bytes]) -> Headers:
-    """Drops headers by name, and those that `Connection` names. Names come out in lower case."""
-    lowered = [(name.lower(), value) for name, value in headers]
-    named = {token.strip().lower() for name, value in lowered if name == b"connection" for token in value.split(b",")}
-    return [(name, value) for name, value in lowered if name not in dropped and name not in named]
+def without(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:
+    """Drops headers by name, and those that `Connection` names."""
+    kept: Headers = []
+    named: list[bytes] = []
+    for header in headers:
+        name = header[0]
+        if name not in dropped:
+            kept.append(header)
+        elif name == b"connection":
+            named += [token.strip().lower() for token in header[1].split(b",")]
+    return [header for header in kept if header[0] not in named] if named else kept

@@ -31,11 +31,13 @@ class Facts:
     capacity_tokens: int | None = None
     prefix_caching: bool | None = None
     kv_cache_dtype: str | None = None
+    # The names that a request may use.
+    model_ids: frozenset[str] = field(init=False)
 
-    @property
-    def model_ids(self) -> frozenset[str]:
-        """The names that a request may use."""
-        return frozenset(str(model["id"]) for model in self.models if isinstance(model.get("id"), str))
+    def __post_init__(self) -> None:
+        """Derives the names once: every placement asks for them."""
+        ids = (model.get("id") for model in self.models)
+        object.__setattr__(self, "model_ids", frozenset(name for name in ids if isinstance(name, str)))
 
 
 @dataclass(frozen=True, slots=True)
