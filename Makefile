@@ -8,7 +8,7 @@ SECONDS ?=
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-vllm demo demo-vllm docs clean
+.PHONY: help setup demo demo-vllm check format test test-fast test-vllm docs bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -25,6 +25,15 @@ $(STAMP): pyproject.toml
 demo: $(STAMP) ## the whole product on this machine, no GPU: SECONDS=20 ends it after the table
 	@$(BIN)/homing-worker demo $(if $(SECONDS),--seconds $(SECONDS))
 
+demo-vllm: $(STAMP) ## the same on two real vLLM engines, on the CPU; installs them when missing
+	$(BIN)/python tests/support/vllm/run.py
+
+docs: $(STAMP) ## renew the generated parts of the reference
+	$(BIN)/python docs/generate.py
+
+bench: $(STAMP) ## what the proxy costs beside its peers: CELLS=… TARGETS=… ROUNDS=… narrow it
+	$(BIN)/python -m tests.bench.compare
+
 check: $(STAMP) ## format, lint, types, who imports whom
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -35,8 +44,13 @@ format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: $(STAMP) ## all tests that need no engine
+test: $(STAMP) ## all tests; the real vLLM stage too where its engine is installed (make test-vllm installs it)
 	$(BIN)/pytest -m "not vllm"
+	@if bash tests/support/vllm/setup.sh --installed >/dev/null; then $(MAKE) --no-print-directory test-vllm; \
+	else echo "real vLLM stage: not run, its engine is not installed; make test-vllm installs it (2 GB) and runs it"; fi
+
+test-vllm: $(STAMP) ## the tests that need two real vLLM engines, on the CPU; installs them when missing
+	VLLM_PYTHON=$$(bash tests/support/vllm/setup.sh | tail -n 1) $(BIN)/pytest -m vllm tests/e2e
 
 test-fast: $(STAMP) ## the quick ones, for the loop while writing
 	$(BIN)/pytest -m "not vllm and not slow" tests/unit tests/property tests/contract

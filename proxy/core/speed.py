@@ -46,12 +46,12 @@ class SpeedCurve(Struct, frozen=True, gc=False):
 
 
 @lru_cache
-def curve_of(hardware: str | None, gpu_count: int | None = None) -> SpeedCurve:
+def curve_of(hardware: str | None) -> SpeedCurve:
     """Returns the curve to start from for a hardware identity.
 
-    Unknown hardware gets the H200's: among workers that are all unknown only ratios matter, and they are 1.
-    More than one GPU (tensor parallel) is taken as perfectly parallel; the live estimate is to correct that.
+    Unknown hardware gets the H200's: among workers that are all unknown only ratios matter, and they are 1. How many of
+    a machine's GPUs one engine uses is not known here, so the count does not enter.
     """
     tflops = DENSE_BF16_TFLOPS.get(hardware or "", DENSE_BF16_TFLOPS["H200 SXM"])
-    scale = DENSE_BF16_TFLOPS["H200 SXM"] / (tflops * max(gpu_count or 1, 1))
+    scale = DENSE_BF16_TFLOPS["H200 SXM"] / tflops
     return SpeedCurve(H200_BASE * scale, H200_LINEAR * scale, H200_QUADRATIC * scale)

@@ -134,6 +134,15 @@ def read_answer(body: bytes) -> tuple[Usage, bool]:
     return read_usage(answer.usage), any(choice.finish_reason == "abort" for choice in answer.choices)
 
 
+def read_error_type(body: bytes) -> str | None:
+    """Returns the type of an engine's error object. Its message may quote the prompt, so nobody keeps that."""
+    try:
+        error = json.loads(body).get("error")
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return str(error.get("type")) if isinstance(error, dict) else None
+
+
 def read_usage(usage: object) -> Usage:
     """Reads a usage object of the OpenAI dialect. What is absent or not a number stays None."""
     if not isinstance(usage, dict):
@@ -154,7 +163,7 @@ def as_list(value: object) -> list[object]:
 
 
 def error_message(error: object) -> str:
-    """Returns the message of an in-band error."""
+    """Returns what kind of in-band error it is; a bare string has no kind but itself."""
     if isinstance(error, dict):
-        return str(error.get("message") or error)
+        return str(error.get("type") or error.get("message") or "error")
     return str(error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 from ..core.placement import place
 from ..core.prompt import Dialect
 from ..core.reader import Reading
-from ..core.stream import StreamScanner, read_answer
+from ..core.stream import StreamScanner, read_answer, read_error_type
 from ..core.types import Ask, Placement, Refusal, RefusalReason, WorkerView
 from ..errors import (
     ClientFault,
@@ -256,7 +256,7 @@ class Journey(Generic[T, A]):
             self._note_content()
         else:
             self.outcome.result = "client_error" if status < 500 else "worker_error"
-            self.outcome.error = body[:500].decode("utf-8", "replace")
+            self.outcome.error = read_error_type(body)
 
     def _note_content(self) -> None:
         self.outcome.ttft = self.director.clock() - self.arrival.received

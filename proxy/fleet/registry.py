@@ -76,8 +76,7 @@ class Worker:
     @property
     def speed(self) -> SpeedCurve:
         """The curve that the identity stands for."""
-        count = self.identity.get("gpu_count")
-        return curve_of(self.hardware, count if isinstance(count, int) else None)
+        return curve_of(self.hardware)
 
     def view(self) -> WorkerView:
         """Returns the worker as a choice sees it."""

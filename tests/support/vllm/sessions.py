@@ -1,12 +1,10 @@
 """The agent sessions that are sent: chats that grow, each request repeating the one before it and adding to it.
 
-Real sessions come from the recorded traces, where they lie beside the repository or under HOMING_SHARED. Without
-them, made-up ones of the same shape take their place, and the run says so.
+Real sessions come from the recorded traces, where they lie beside the repository. Without them, made-up ones of the same shape take their place, and the run says so.
 """
 
 import gzip
 import json
-import os
 import random
 import re
 from collections.abc import Iterable, Iterator
@@ -38,8 +36,8 @@ class Session:
 
 
 def find_trace(root: Path) -> Path | None:
-    """Returns the recorded sessions' file, or None where it is not: HOMING_SHARED, else `shared` beside `root`."""
-    trace = Path(os.environ.get("HOMING_SHARED") or root.parent / "shared") / TRACE
+    """Returns the recorded sessions' file, or None where it is not: in `shared` beside the repository `root`."""
+    trace = root.parent / "shared" / TRACE
     return trace if trace.is_file() else None
 
 

@@ -6,12 +6,13 @@
 # without the marker the folder is built again from nothing. A lock lets two callers share one installation.
 #
 #   PYTHON             the interpreter to build with (default python3)
-#   HOMING_VLLM_HOME   where the venvs lie (default $XDG_CACHE_HOME/homing or ~/.cache/homing)
+#   VLLM_HOME          where the venvs lie (default $XDG_CACHE_HOME/homing or ~/.cache/homing)
+# With --installed it installs nothing: it exits 1 when there is no installed venv.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
-home=${HOMING_VLLM_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/homing}
+home=${VLLM_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/homing}
 
 fail() {
   echo "vllm setup: $1" >&2
@@ -23,6 +24,9 @@ fail() {
 
 key=$({ grep -v "^#" "$here/requirements.txt"; "$python" -c 'import sys; print(sys.version_info[:2])'; } | sha256sum)
 venv=$home/vllm-${key:0:12}
+if [[ ${1:-} == --installed && ! -e $venv/.complete ]]; then
+  exit 1
+fi
 mkdir -p "$home"
 exec 9>"$venv.lock"
 flock 9

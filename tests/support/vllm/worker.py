@@ -51,8 +51,8 @@ class Engine:
 
 
 def find_python() -> str:
-    """Returns the python of a venv that holds vLLM: HOMING_VLLM_PYTHON, else setup.sh's (installed if need be)."""
-    given = os.environ.get("HOMING_VLLM_PYTHON")
+    """Returns the python of a venv that holds vLLM: VLLM_PYTHON, else setup.sh's (installed if need be)."""
+    given = os.environ.get("VLLM_PYTHON")
     if given:
         return given
     done = subprocess.run([HERE / "setup.sh"], stdout=subprocess.PIPE, text=True, check=True)
