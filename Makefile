@@ -8,7 +8,7 @@ SECONDS ?=
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm check format test test-fast test-vllm docs bench clean
+.PHONY: help setup demo demo-vllm check format test test-fast test-vllm docs bench bench-profile clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ docs: $(STAMP) ## renew the generated parts of the reference
 
 bench: $(STAMP) ## what the proxy costs beside its peers: CELLS=… TARGETS=… ROUNDS=… narrow it
 	$(BIN)/python -m tests.bench.compare
+
+bench-profile: $(STAMP) ## where the proxy's time goes under small requests
+	$(BIN)/python -m tests.bench.profile
 
 check: $(STAMP) ## format, lint, types, who imports whom
 	$(BIN)/ruff format --check .
