@@ -24,7 +24,17 @@ DENSE_BF16_TFLOPS = {
     "GB300 NVL72": 2500.0,
     "RTX PRO 6000 Blackwell Server Edition": 480.0,
     "RTX PRO 6000 Blackwell Workstation Edition": 504.0,
+    "RTX PRO 6000 Blackwell Max-Q Workstation Edition": 439.0,
     "GeForce RTX 5090": 209.5,
+    "GeForce RTX 4090": 165.2,
+    "GeForce RTX 3090": 71.0,
+    "RTX 6000 Ada": 364.2,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A100 40GB PCIe": 312.0,
+    "A100 80GB PCIe": 312.0,
+    "A100 40GB SXM": 312.0,
+    "A100 80GB SXM": 312.0,
 }
 
 

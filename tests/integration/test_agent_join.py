@@ -73,6 +73,9 @@ async def test_joins_and_at_a_signal_drains_removes_and_exits_0(number) -> None:
         assert body["engine"]["capacity_tokens"] == 262144
         assert body["identity"].keys() == {
             "name",
+            "edition_note",
+            "mig_profile",
+            "tensor_parallel_size",
             "gpu_name",
             "gpu_count",
             "memory_bytes",

@@ -10,6 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from workers.agent.agreement import agree
 
+_HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+# A long prefill moves the cache's use with each chunk, and the counters only at its end.
+_MOVING = ("vllm:kv_cache_usage_perc", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
@@ -19,6 +23,14 @@ class CacheShape:
     capacity_tokens: int | None
     prefix_caching: bool | None
     kv_cache_dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The requests that an engine holds, running or waiting, and figures of which one moves with every step."""
+
+    requests: int
+    mark: tuple[float, ...]
 
 
 def read_cache(exposition: str) -> CacheShape:
@@ -47,6 +59,13 @@ def read_incarnation(exposition: str) -> str | None:
             return f"{int(min(starts) * 1000):x}"
     created = [value for _, value in _select(exposition, "vllm:", "_created")]
     return f"{int(min(created) * 1000):x}" if created else None
+
+
+def read_work(exposition: str) -> Work | None:
+    """Reads what shows whether an engine computes; `None` when the page does not hold it."""
+    held = [value for name in _HELD for _, value in _select(exposition, name, name)]
+    mark = tuple(value for name in _MOVING for _, value in _select(exposition, name, name))
+    return Work(requests=int(sum(held)), mark=mark) if held and mark else None
 
 
 def _select(exposition: str, prefix: str, suffix: str = "") -> list[tuple[dict[str, str], float]]:

@@ -1,12 +1,11 @@
-"""The machines that can be stood in for: one table, each figure with its source.
+"""The machines that can be stood in for: rows of the hardware ledger, with what a speed model needs beside them.
 
-Names are the hardware ledger's. No figure but the H200 SXM's capacity was measured; the rest are data sheets' and
-the arithmetic below.
+No figure but the H200 SXM's capacity was measured; the rest are data sheets' and the arithmetic below.
 """
 
 from dataclasses import dataclass
 
-_MIB = 1024**2
+from workers.agent.ledger import Edition, find_edition
 
 _MEMORY_SHARE = 0.90
 """vLLM's `--gpu-memory-utilization` for the measured run."""
@@ -31,16 +30,17 @@ class UnknownHardware(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One GPU: `memory_bytes` as NVML reports it, `bandwidth_gb` in GB/s, `bf16_tflops` dense with FP32 sums."""
+    """One GPU: its row of the hardware ledger, and `bf16_tflops`, dense with FP32 sums."""
 
-    name: str
+    edition: Edition
     alias: str
-    gpu_name: str
-    compute_capability: str
-    memory_bytes: int
-    bandwidth_gb: float
     bf16_tflops: float
     weight_bytes: int = _BF16_WEIGHT_BYTES
+
+    @property
+    def name(self) -> str:
+        """The edition's name in the ledger."""
+        return self.edition.name
 
     @property
     def capacity_tokens(self) -> int:
@@ -48,51 +48,24 @@ class Hardware:
 
         Exact for the H200 SXM by construction; for the others the overhead is assumed to be the same.
         """
-        free = _MEMORY_SHARE * self.memory_bytes - self.weight_bytes - _OVERHEAD_BYTES
+        free = _MEMORY_SHARE * self.edition.memory_bytes - self.weight_bytes - _OVERHEAD_BYTES
         return int(free / _KV_BYTES_PER_TOKEN)
 
 
-# Bandwidths: the product's hardware ledger (NVIDIA data sheets). Memory: totals that nvidia-smi shows for each card;
-# the GB300's is the 278 GiB that NVIDIA's device tables give one GPU of the rack.
 # Dense BF16 tensor TFLOPS, half of the "with sparsity" figure where a data sheet prints only that one: H100 and H200
 # data sheets (SXM 1,979, NVL 1,671); HGX B200 data sheet (36 PFLOPS for 8); GB300 NVL72 data sheet (360 PFLOPS for
 # 72); RTX Blackwell PRO white paper (503.8 for the Workstation Edition; the Server Edition scaled by its 120 against
 # 126 FP32 TFLOPS); RTX Blackwell white paper (209.5 for the RTX 5090, whose FP32 sums run at half rate).
 HARDWARE = (
-    Hardware("H100 SXM", "H100", "NVIDIA H100 80GB HBM3", "9.0", 81_559 * _MIB, 3_350, 989.4),
-    Hardware("H100 NVL", "H100 NVL", "NVIDIA H100 NVL", "9.0", 95_830 * _MIB, 3_900, 835.5),
-    Hardware("H200 SXM", "H200", "NVIDIA H200", "9.0", 143_771 * _MIB, 4_800, 989.4),
-    Hardware("H200 NVL", "H200 NVL", "NVIDIA H200 NVL", "9.0", 143_771 * _MIB, 4_800, 835.5),
-    Hardware("B200", "B200", "NVIDIA B200", "10.0", 183_359 * _MIB, 8_000, 2_250),
-    Hardware("GB300 NVL72", "GB300", "NVIDIA GB300", "10.3", 284_672 * _MIB, 8_000, 2_500),
-    Hardware(
-        "RTX PRO 6000 Blackwell Server Edition",
-        "RTX PRO 6000 Server",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "12.0",
-        97_887 * _MIB,
-        1_597,
-        480,
-    ),
-    Hardware(
-        "RTX PRO 6000 Blackwell Workstation Edition",
-        "RTX PRO 6000 Workstation",
-        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-        "12.0",
-        97_887 * _MIB,
-        1_792,
-        503.8,
-    ),
-    Hardware(
-        "GeForce RTX 5090",
-        "RTX 5090",
-        "NVIDIA GeForce RTX 5090",
-        "12.0",
-        32_607 * _MIB,
-        1_792,
-        209.5,
-        _FOUR_BIT_WEIGHT_BYTES,
-    ),
+    Hardware(find_edition("H100 SXM"), "H100", 989.4),
+    Hardware(find_edition("H100 NVL"), "H100 NVL", 835.5),
+    Hardware(find_edition("H200 SXM"), "H200", 989.4),
+    Hardware(find_edition("H200 NVL"), "H200 NVL", 835.5),
+    Hardware(find_edition("B200"), "B200", 2_250),
+    Hardware(find_edition("GB300 NVL72"), "GB300", 2_500),
+    Hardware(find_edition("RTX PRO 6000 Blackwell Server Edition"), "RTX PRO 6000 Server", 480),
+    Hardware(find_edition("RTX PRO 6000 Blackwell Workstation Edition"), "RTX PRO 6000 Workstation", 503.8),
+    Hardware(find_edition("GeForce RTX 5090"), "RTX 5090", 209.5, _FOUR_BIT_WEIGHT_BYTES),
 )
 
 REFERENCE = next(row for row in HARDWARE if row.name == "H200 SXM")

@@ -5,9 +5,9 @@ The hardware is declared, not read; the membership itself is the agent's.
 
 import asyncio
 import logging
-import platform
 import sys
 
+from workers.agent.identity import Identity, read_host_os
 from workers.agent.membership import Membership, MembershipRefused, Registration
 from workers.sim import wire
 from workers.sim.app import Application
@@ -36,18 +36,15 @@ def describe_worker(options: SimOptions, app: Application, url: str) -> Registra
         id=options.worker_id or f"{slug}-{url.rpartition(':')[2]}",
         url=options.advertise or url,
         incarnation=app.meters.incarnation,
-        identity={
-            "name": hardware.name,
-            "gpu_name": hardware.gpu_name,
-            "gpu_count": 1,
-            "memory_bytes": hardware.memory_bytes,
-            "compute_capability": hardware.compute_capability,
-            "driver_version": None,
-            "cuda_version": None,
-            "topology": None,
-            "host_os": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
-            "source": "declared",
-        },
+        identity=Identity(
+            name=hardware.edition.name,
+            gpu_name=hardware.edition.gpu_name,
+            gpu_count=1,
+            memory_bytes=hardware.edition.memory_bytes,
+            compute_capability=hardware.edition.compute_capability,
+            host_os=read_host_os(),
+            source="declared",
+        ).body(),
         engine={
             "version": wire.VERSION,
             "models": app.models["data"],

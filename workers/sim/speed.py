@@ -37,7 +37,7 @@ class Speed:
 
     def __init__(self, hardware: Hardware) -> None:
         self._prefill_scale = REFERENCE.bf16_tflops / hardware.bf16_tflops
-        self._decode_scale = REFERENCE.bandwidth_gb / hardware.bandwidth_gb
+        self._decode_scale = REFERENCE.edition.bandwidth_gb_s / hardware.edition.bandwidth_gb_s
 
     def prefill_seconds(self, computed: int, count: int) -> float:
         """Returns what `count` prompt tokens cost after `computed` earlier ones; chunks add up to the whole."""
