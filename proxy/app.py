@@ -7,7 +7,7 @@ import ipaddress
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from .fleet.membership import Membership
 from .fleet.probes import Prober
 from .fleet.registry import Registry, Source, Worker
 from .fleet.store import FleetStore
+from .fleet.verify import Verifier
 from .index.shared import SharedIndex
 from .telemetry.logs import RequestLog
 from .telemetry.metrics import Gauge, Metrics
@@ -47,6 +48,8 @@ LOG = logging.getLogger("homing")
 # No command to the store may hang: what waits longer than this counts as away.
 STORE_SECONDS = 2.0
 WARM_SECONDS = 5.0
+# What a background task has for its last words, before it is told again to end.
+END_SECONDS = 0.5
 
 
 class Homing:
@@ -70,7 +73,13 @@ class Homing:
         self.index = SharedIndex(self.redis, time.time, clock)
         self.store = FleetStore(self.registry, self.redis, clock, seed)
         self.client = httpx.AsyncClient(timeout=5.0, trust_env=False)
-        self.prober = Prober(self.registry, self.client, clock, self._warm)
+        self.prober = Prober(
+            self.registry,
+            self.client,
+            clock,
+            self._warm,
+            Verifier(self.client, clock).verify if settings.verify else None,
+        )
         self.membership = Membership(self.registry, self.store, self.prober.is_alive, clock)
         self.transport = WireTransport(
             Limits(settings.connect_timeout, settings.first_byte_timeout, settings.idle_timeout)
@@ -103,9 +112,7 @@ class Homing:
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(tasks)
             await self.transport.close()
             await self.client.aclose()
             await self.redis.aclose()
@@ -149,9 +156,17 @@ class Homing:
         """See Membership."""
         return self.membership.heartbeat(worker_id, incarnation)
 
-    async def drain(self, worker_id: str, incarnation: str) -> dict[str, object]:
+    def drain(self, worker_id: str, incarnation: str) -> dict[str, object]:
         """See Membership."""
-        return await self.membership.drain(worker_id, incarnation)
+        return self.membership.drain(worker_id, incarnation)
+
+    def operate(self, worker_id: str, event: Event) -> dict[str, object]:
+        """See Membership."""
+        return self.membership.operate(worker_id, event)
+
+    async def expel(self, worker_id: str) -> None:
+        """See Membership."""
+        await self.membership.expel(worker_id)
 
     async def remove(self, worker_id: str, incarnation: str) -> None:
         """See Membership."""
@@ -251,6 +266,15 @@ def access_of(settings: Settings) -> Access:
         None if key is None else key.get_secret_value(),
         (*PRIVATE, *networks),
     )
+
+
+async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancels tasks until they have ended: Python 3.11 can lose one in `asyncio.wait_for`, which redis uses."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=END_SECONDS)
 
 
 def report_crash(task: asyncio.Task[None]) -> None:

@@ -15,11 +15,21 @@ from . import __version__
 from .errors import StartError
 
 if TYPE_CHECKING:
+    from .remote import Remote
     from .settings import Settings
+
+DEFAULT_URL = "http://127.0.0.1:8080"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 LISTEN, WORKERS, STORE, LIMITS, LOGGING = "Listen", "Workers", "Store", "Limits", "Logging"
+
+
+fleet = typer.Typer(no_args_is_help=True, help="See and steer the workers of a running proxy.")
+app.add_typer(fleet, name="workers")
+
+Url = Annotated[str, typer.Option(help="The proxy.", envvar="HOMING_URL")]
+Worker = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id.")]
 
 
 @app.callback()
@@ -45,6 +55,12 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     worker_network: Annotated[
         list[str] | None,
         typer.Option(help="Network of registered workers besides private ones; repeatable.", rich_help_panel=WORKERS),
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify", help="Probe a joining worker twice (default: on).", rich_help_panel=WORKERS
+        ),
     ] = None,
     store_url: Annotated[
         str | None,
@@ -83,6 +99,73 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     from .settings import read_settings
 
     run(lambda: start(read_settings(flags, os.environ)))
+
+
+@fleet.command("list")
+def list_workers(
+    url: Url = DEFAULT_URL,
+    output: Annotated[str, typer.Option(help="table or json.")] = "table",
+) -> None:
+    """List the workers: identity, state, load, what they are believed to hold, trust."""
+    from .remote import show_fleet
+
+    run(lambda: show_fleet(remote(url).workers(), as_json=output == "json"))
+
+
+@fleet.command("show")
+def show_worker(worker: Worker, url: Url = DEFAULT_URL) -> None:
+    """Print all that is known of one worker, as JSON."""
+    import json
+
+    run(lambda: typer.echo(json.dumps(remote(url).call("GET", f"/workers/{worker}"), indent=2)))
+
+
+@fleet.command()
+def cordon(worker: Worker, url: Url = DEFAULT_URL) -> None:
+    """Place nothing more on a worker; what runs there goes on."""
+    run(lambda: tell(remote(url).call("POST", f"/fleet/workers/{worker}/cordon")))
+
+
+@fleet.command()
+def uncordon(worker: Worker, url: Url = DEFAULT_URL) -> None:
+    """Place on a worker again."""
+    run(lambda: tell(remote(url).call("POST", f"/fleet/workers/{worker}/uncordon")))
+
+
+@fleet.command()
+def drain(
+    worker: Worker,
+    url: Url = DEFAULT_URL,
+    wait: Annotated[float, typer.Option(help="Seconds to wait until nothing runs there.")] = 0.0,
+) -> None:
+    """Cordon a worker and, with --wait, wait until nothing runs there."""
+
+    def command() -> None:
+        proxy = remote(url)
+        tell(proxy.call("POST", f"/fleet/workers/{worker}/drain"))
+        left = proxy.drained(worker, wait) if wait else 0
+        if left:
+            raise StartError(f"{worker} still has {left} in flight after {wait:g} s")
+
+    run(command)
+
+
+@fleet.command()
+def remove(worker: Worker, url: Url = DEFAULT_URL) -> None:
+    """Forget a worker and all it held. One that goes on registering comes back."""
+    run(lambda: remote(url).call("POST", f"/fleet/workers/{worker}/remove"))
+
+
+def remote(url: str) -> Remote:
+    """Returns the proxy at an address, with the admin key of the environment."""
+    from .remote import Remote
+
+    return Remote(url, os.environ.get("HOMING_ADMIN_KEY"))
+
+
+def tell(report: dict[str, object]) -> None:
+    """Prints what became of a worker."""
+    typer.echo(f"{report['id']}: {report['state']}, {report['inflight']} in flight")
 
 
 def start(settings: Settings) -> None:

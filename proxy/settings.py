@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     worker: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="base URL of an engine, or NAME=URL; repeat the flag, or separate by commas"
     )
+    verify: bool = Field(
+        True, description="probe a joining worker twice before it serves; off: it serves once it answers"
+    )
     store_url: str = Field(
         "embedded", description="embedded (a Valkey of our own), redis://…, rediss://… or unix://PATH"
     )
@@ -118,7 +121,7 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Se
     Raises:
         StartError: exit code 2, naming the setting, its value and what it should be.
     """
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {PREFIX + "URL"}  # the other commands' own
     for name in environ:
         if name.startswith(PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)

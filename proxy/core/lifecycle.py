@@ -11,6 +11,7 @@ class State(StrEnum):
     JOINING = "joining"
     READY = "ready"
     SUSPECT = "suspect"
+    CORDONED = "cordoned"
     DRAINING = "draining"
     GONE = "gone"
 
@@ -21,6 +22,8 @@ class Event(StrEnum):
     PROBED = "probed"  # it answered, and serves at least one model
     FAILED = "failed"  # a connection to it failed, or it did not answer its probe
     RESTARTED = "restarted"  # another incarnation stands in its place
+    CORDON = "cordon"  # no new placements, by an operator's word
+    UNCORDON = "uncordon"
     DRAIN = "drain"
     LAPSED = "lapsed"  # its lease ran out
     REMOVED = "removed"
@@ -30,6 +33,11 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.JOINING, Event.PROBED): State.READY,
     (State.READY, Event.FAILED): State.SUSPECT,
     (State.SUSPECT, Event.PROBED): State.READY,
+    (State.JOINING, Event.CORDON): State.CORDONED,
+    (State.READY, Event.CORDON): State.CORDONED,
+    (State.SUSPECT, Event.CORDON): State.CORDONED,
+    (State.CORDONED, Event.UNCORDON): State.JOINING,
+    (State.DRAINING, Event.UNCORDON): State.JOINING,
     **{(state, Event.RESTARTED): State.JOINING for state in State},
     **{(state, Event.DRAIN): State.DRAINING for state in State if state is not State.GONE},
     **{(state, Event.LAPSED): State.GONE for state in State},

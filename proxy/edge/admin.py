@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
 from .. import __version__
+from ..core.lifecycle import Event
 from ..errors import BadRequest, Forbidden, HomingError, NotFound, Unauthorized
 from .networks import Network, check_allowed, read_url
 
@@ -32,6 +33,7 @@ class Registration(BaseModel):
     incarnation: str = Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")
     identity: dict[str, Any] = Field(default_factory=dict)
     engine: dict[str, Any] = Field(default_factory=dict)
+    recipe: dict[str, Any] | None = None
 
 
 class Life(BaseModel):
@@ -49,8 +51,14 @@ class Desk(Protocol):
     def heartbeat(self, worker_id: str, incarnation: str) -> dict[str, object]:
         """Prolongs a lease. Raises NotFound or Conflict."""
 
-    async def drain(self, worker_id: str, incarnation: str) -> dict[str, object]:
+    def drain(self, worker_id: str, incarnation: str) -> dict[str, object]:
         """Ends placements on a worker. Raises NotFound or Conflict."""
+
+    def operate(self, worker_id: str, event: Event) -> dict[str, object]:
+        """Cordons, uncordons or drains a worker for an operator. Raises NotFound."""
+
+    async def expel(self, worker_id: str) -> None:
+        """Removes a worker for an operator. Raises NotFound."""
 
     async def remove(self, worker_id: str, incarnation: str) -> None:
         """Forgets a worker. Raises NotFound or Conflict."""
@@ -149,6 +157,26 @@ def add_fleet(app: FastAPI, desk: Desk, access: Access) -> None:
                 return worker
         raise NotFound(f"There is no worker {worker_id!r}. GET /workers lists the fleet.")
 
+    for name, event in OPERATIONS.items():
+        add_operation(app, desk, name, event, may_operate)
+
+    @app.post("/fleet/workers/{worker_id}/remove", status_code=204, dependencies=[Depends(may_operate)])
+    async def expel(worker_id: str) -> Response:
+        await desk.expel(worker_id)
+        return Response(status_code=204)
+
+
+# What an operator may do to a worker. The worker's own calls have the join token, these the admin key.
+OPERATIONS = {"cordon": Event.CORDON, "uncordon": Event.UNCORDON, "drain": Event.DRAIN}
+
+
+def add_operation(app: FastAPI, desk: Desk, name: str, event: Event, guard: Callable[..., Awaitable[None]]) -> None:
+    """Adds `POST /fleet/workers/{id}/NAME`."""
+
+    @app.post(f"/fleet/workers/{{worker_id}}/{name}", name=name, dependencies=[Depends(guard)])
+    async def operate(worker_id: str) -> dict[str, object]:
+        return desk.operate(worker_id, event)
+
 
 def add_membership(app: FastAPI, desk: Desk, access: Access) -> None:
     """Routes for workers, behind the join token."""
@@ -173,7 +201,7 @@ def add_membership(app: FastAPI, desk: Desk, access: Access) -> None:
 
     @app.post("/workers/{worker_id}/drain", dependencies=[Depends(may_join)])
     async def drain(worker_id: str, life: Annotated[Life, Depends(body_of(Life))]) -> dict[str, object]:
-        return await desk.drain(worker_id, life.incarnation)
+        return desk.drain(worker_id, life.incarnation)
 
     @app.delete("/workers/{worker_id}", status_code=204, dependencies=[Depends(may_join)])
     async def remove(worker_id: str, incarnation: str) -> Response:

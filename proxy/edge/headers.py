@@ -20,8 +20,9 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-# The client's credentials are for the proxy; a worker never sees them. Host and length are the new request's own.
+# The client's credentials are for the proxy; a worker never sees them. Host, length and id are the new request's own.
 NOT_FOR_WORKERS = HOP_BY_HOP | {
+    b"x-request-id",
     b"authorization",
     b"x-api-key",
     b"cookie",
@@ -30,7 +31,15 @@ NOT_FOR_WORKERS = HOP_BY_HOP | {
     b"expect",
 }
 # The proxy answers with its own; a worker's Server and Date would double what this server adds.
-NOT_FOR_CLIENTS = HOP_BY_HOP | {b"x-request-id", b"server", b"date"}
+NOT_FOR_CLIENTS = HOP_BY_HOP | {
+    b"server",
+    b"date",
+    b"x-request-id",
+    b"x-homing-worker",
+    b"x-homing-reason",
+    b"x-homing-expected-tokens",
+    b"x-homing-attempts",
+}
 
 
 def to_worker(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> Headers:

@@ -117,8 +117,11 @@ class Journey(Generic[T, A]):
             self._again(None)
             return
         self.outcome.status = status
-        self._head = (status, to_client(headers))
-        if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
+        kept = to_client(headers)
+        self._head = (status, kept)
+        if any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in kept):
+            # Should the worker die, an event of ours follows: a length that the worker announced would be wrong.
+            self._head = (status, [header for header in kept if header[0] != b"content-length"])
             self.scanner = StreamScanner()
             self._start()
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from ..core.lifecycle import Event, State
+from ..core.lifecycle import Event
 from ..errors import BadRequest, Conflict, NotFound
 from .registry import Registry, Source, Worker
 from .store import LEASE_SECONDS, FleetStore, facts_from_json
@@ -25,6 +25,7 @@ class Registration(Protocol):
     incarnation: str
     identity: dict[str, Any]
     engine: dict[str, Any]
+    recipe: dict[str, Any] | None
 
 
 class Membership:
@@ -72,6 +73,7 @@ class Membership:
                 identity=registration.identity,
                 facts=facts,
                 lease_until=self._clock() + LEASE_SECONDS,
+                recipe=registration.recipe,
             )
         )
         self._store.vouch(worker)
@@ -92,20 +94,40 @@ class Membership:
         self._store.vouch(worker)
         return {"lease_seconds": LEASE_SECONDS, "state": worker.state.value}
 
-    async def drain(self, worker_id: str, incarnation: str) -> dict[str, object]:
+    def drain(self, worker_id: str, incarnation: str) -> dict[str, object]:
         """Ends placements on a worker and says what is still running there."""
-        worker = self._find(worker_id, incarnation)
-        if worker.state is not State.DRAINING:
-            self._registry.apply(worker, Event.DRAIN)
-            LOG.info("worker %s drains: %d in flight", worker.id, worker.inflight)
-        return {"state": worker.state.value, "inflight": worker.inflight}
+        return self._move(self._find(worker_id, incarnation), Event.DRAIN)
 
     async def remove(self, worker_id: str, incarnation: str) -> None:
         """Forgets a worker and all it held."""
-        worker = self._find(worker_id, incarnation)
+        await self._remove(self._find(worker_id, incarnation))
+
+    def operate(self, worker_id: str, event: Event) -> dict[str, object]:
+        """Does an operator's will with a worker of either kind: cordon, uncordon or drain it."""
+        return self._move(self._any(worker_id), event)
+
+    async def expel(self, worker_id: str) -> None:
+        """Removes a worker by an operator's will. One that goes on registering comes back."""
+        await self._remove(self._any(worker_id))
+
+    def _move(self, worker: Worker, event: Event) -> dict[str, object]:
+        before = worker.state
+        self._registry.apply(worker, event)
+        if worker.state is not before:
+            self._store.vouch(worker)
+            LOG.info("worker %s: %s, %d in flight", worker.id, worker.state.value, worker.inflight)
+        return {"id": worker.id, "state": worker.state.value, "inflight": worker.inflight}
+
+    async def _remove(self, worker: Worker) -> None:
         self._registry.apply(worker, Event.REMOVED)
-        await self._store.remove(worker_id)
-        LOG.info("worker %s left", worker_id)
+        await self._store.remove(worker.id)
+        LOG.info("worker %s left", worker.id)
+
+    def _any(self, worker_id: str) -> Worker:
+        worker = self._registry.get(worker_id)
+        if worker is None:
+            raise NotFound(f"there is no worker {worker_id!r}; GET /workers lists the fleet")
+        return worker
 
     def _find(self, worker_id: str, incarnation: str) -> Worker:
         worker = self._registry.get(worker_id)

@@ -17,6 +17,7 @@ import httpx
 from ..core.lifecycle import Event, State
 from .exposition import EnginePage, read_page
 from .registry import EngineLoad, Facts, Registry, Source, Worker
+from .verify import Verification
 
 LOG = logging.getLogger("homing.fleet")
 T = TypeVar("T")
@@ -26,6 +27,8 @@ TICK_SECONDS = 0.25
 TIMEOUT_SECONDS = 5.0
 # A busy engine may answer late; this many silent probes in a row are no longer lateness.
 SILENT_PROBES = 3
+# Seconds until a worker that failed its verification is tried again; doubled each time.
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 
 
 class Prober:
@@ -36,6 +39,7 @@ class Prober:
         client: for the probes.
         clock: a steady clock, seconds.
         warm: called before a joining worker becomes ready, to load what it is known to hold.
+        verify: judges a joining worker after that; None takes every one that answers.
     """
 
     def __init__(
@@ -44,11 +48,15 @@ class Prober:
         client: httpx.AsyncClient,
         clock: Callable[[], float],
         warm: Callable[[Worker], Awaitable[None]],
+        verify: Callable[[Worker], Awaitable[Verification]] | None = None,
     ) -> None:
         self._registry = registry
         self._client = client
         self._clock = clock
         self._warm = warm
+        self._verify = verify
+        self._held_until: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self._silent: dict[str, int] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -128,6 +136,8 @@ class Prober:
         if facts.model_ids:
             if worker.state is State.JOINING:
                 await self._warm(worker)
+                if not await self._is_fit(worker):
+                    return
             if worker.incarnation == incarnation:  # warming takes a while: it was this life that answered
                 self._registry.apply(worker, Event.PROBED)
         if worker.state is not before:
@@ -137,6 +147,24 @@ class Prober:
                 worker.state,
                 ", ".join(sorted(facts.model_ids)) or "nothing",
             )
+
+    async def _is_fit(self, worker: Worker) -> bool:
+        """Verifies a life of a worker that has not been, now and then while it fails."""
+        if self._verify is None or worker.is_verified:
+            return True
+        if self._clock() < self._held_until.get(worker.id, 0.0):
+            return False
+        verification = await self._verify(worker)
+        if verification.incarnation != worker.incarnation:
+            return False  # it was another life that was probed
+        worker.verification = verification
+        if verification.passed:
+            self._pauses.pop(worker.id, None)
+            return True
+        pause = self._pauses[worker.id] = min(self._pauses.get(worker.id, FIRST_PAUSE / 2) * 2, LONGEST_PAUSE)
+        self._held_until[worker.id] = self._clock() + pause
+        LOG.warning("worker %s is held out: %s; next try in %g s", worker.id, verification.reason, pause)
+        return False
 
     def _missed(self, worker: Worker, problem: Exception) -> None:
         silent = self._silent[worker.id] = self._silent.get(worker.id, 0) + 1

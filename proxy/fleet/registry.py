@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from ..core.lifecycle import Event, State, step
 from ..core.speed import SpeedCurve, curve_of
@@ -49,6 +50,25 @@ class EngineLoad:
     kv_usage: float | None = None
 
 
+class Verified(Protocol):
+    """What a verification showed; see `verify.Verification`."""
+
+    @property
+    def incarnation(self) -> str:
+        """Which life of the engine was probed."""
+
+    @property
+    def passed(self) -> bool:
+        """It may serve."""
+
+    @property
+    def trust(self) -> str:
+        """`inferred` or `blind`."""
+
+    def report(self) -> dict[str, object]:
+        """Renders it."""
+
+
 @dataclass(slots=True)
 class Worker:
     """One worker, as this process knows it."""
@@ -66,6 +86,14 @@ class Worker:
     inflight: int = 0
     pending_tokens: int = 0
     pending_seconds: float = 0.0
+    verification: Verified | None = None
+    recipe: Mapping[str, object] | None = None
+
+    @property
+    def is_verified(self) -> bool:
+        """This life of the engine has passed verification."""
+        verification = self.verification
+        return verification is not None and verification.passed and verification.incarnation == self.incarnation
 
     @property
     def hardware(self) -> str | None:
@@ -116,6 +144,9 @@ class Worker:
             },
             "inflight": self.inflight,
             "pending_tokens": self.pending_tokens,
+            "recipe": None if self.recipe is None else dict(self.recipe),
+            "verification": None if self.verification is None else self.verification.report(),
+            "speed": {"base": self.speed.base, "linear": self.speed.linear, "quadratic": self.speed.quadratic},
         }
 
 
@@ -204,6 +235,8 @@ class Registry:
         known.url, known.source = worker.url, worker.source
         known.identity, known.facts = worker.identity, worker.facts
         known.lease_until = worker.lease_until
+        known.recipe = worker.recipe
+        known.verification = worker.verification or known.verification
         if restarted:
             self.restarted(known, worker.incarnation)
         elif known.state is State.DRAINING:

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from ..core.lifecycle import Event, State
 from .registry import Facts, Registry, Source, Worker
+from .verify import read_verification
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -130,6 +131,10 @@ class FleetStore:
             "identity": json.dumps(dict(worker.identity)),
             "engine": json.dumps(facts_to_json(worker.facts)),
         }
+        if worker.recipe is not None:
+            row["recipe"] = json.dumps(dict(worker.recipe))
+        if worker.verification is not None:
+            row["verification"] = json.dumps(worker.verification.report())
         key = worker_key(worker.id)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, mapping=row)
@@ -171,8 +176,13 @@ class FleetStore:
             LOG.warning("worker %s: its entry in the store cannot be read (%r); left alone", worker_id, problem)
             return
         worker = self._registry.upsert(told)
-        if row.get(b"state") == State.DRAINING.value.encode():
-            self._registry.apply(worker, Event.DRAIN)
+        event = STANDING.get(row.get(b"state", b""))
+        if event is not None:
+            self._registry.apply(worker, event)
+
+
+# States that one proxy's operator sets for all of them.
+STANDING = {State.DRAINING.value.encode(): Event.DRAIN, State.CORDONED.value.encode(): Event.CORDON}
 
 
 def worker_of(worker_id: str, row: Mapping[bytes, bytes], lease_until: float) -> Worker:
@@ -189,6 +199,8 @@ def worker_of(worker_id: str, row: Mapping[bytes, bytes], lease_until: float) ->
         identity=read_object(row[b"identity"]),
         facts=facts_from_json(read_object(row[b"engine"])),
         lease_until=lease_until,
+        recipe=read_object(row[b"recipe"]) if b"recipe" in row else None,
+        verification=read_verification(read_object(row[b"verification"])) if b"verification" in row else None,
     )
 
 

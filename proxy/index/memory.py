@@ -63,8 +63,8 @@ class Assumption:
         shelf: whose.
         trail, tip: the prompt, and the run that it ends with.
         used: when this attempt used its runs.
-        added: runs that came to be held, first to last.
-        was_used: for the runs that had been held, when they had been used before.
+        depth: leading blocks that had been held before.
+        was_used: for the runs of these, when they had been used before.
         evicted: what had to go for it, with when it had been used; the first to go is first.
         is_evident: a served prompt long enough ends within what was held: its absence is news.
     """
@@ -73,7 +73,7 @@ class Assumption:
     trail: Trail
     tip: Run
     used: float
-    added: tuple[Run, ...]
+    depth: int
     was_used: dict[Run, float]
     evicted: tuple[tuple[Run, float], ...]
     is_evident: bool
@@ -156,6 +156,7 @@ class MemoryIndex(PromptTree):
                 was_used[run] = before
                 shelf.used[run] = now
             run = run.parent
+        depth = max((run.end for run in was_used), default=0)
         is_evident = any(run.turn and run.end_tokens >= EVIDENT_TOKENS for run in was_used)
         added.reverse()
         for run in added:
@@ -164,7 +165,7 @@ class MemoryIndex(PromptTree):
             shelf.leaves.move_to_end(tip)
         evicted = [(run, used) for run, used in self._trim(shelf) if used != now]  # not its own overlong tail
         self._shrink()
-        return Assumption(shelf, trail, tip, now, tuple(added), was_used, tuple(evicted), is_evident)
+        return Assumption(shelf, trail, tip, now, depth, was_used, tuple(evicted), is_evident)
 
     def withdraw(self, assumption: Assumption) -> None:
         """Takes an assumption back: the attempt ended before its prompt was computed.
@@ -174,14 +175,21 @@ class MemoryIndex(PromptTree):
         shelf = assumption.shelf
         if not self._is_live(shelf):
             return
-        for run, before in assumption.was_used.items():
-            if shelf.used.get(run) == assumption.used:
-                shelf.used[run] = before
-        for run in reversed(assumption.added):
-            if shelf.used.get(run) == assumption.used and not shelf.kids.get(run):
+        mine: list[Run] = []
+        run: Run | None = assumption.tip
+        before = assumption.used
+        while run is not None:
+            before = assumption.was_used.get(run, before)
+            if shelf.used.get(run) == assumption.used and run.first < assumption.depth:
+                shelf.used[run] = before  # a head that has been cut off since was used when its tail was
+            elif shelf.used.get(run) == assumption.used:
+                mine.append(run)
+            run = run.parent
+        for run in mine:
+            if run not in shelf.kids:
                 self._drop(shelf, run)
         self._restore(shelf, reversed(assumption.evicted))
-        if assumption.was_used and assumption.tip in shelf.leaves:
+        if assumption.tip in shelf.leaves:
             self._reorder(shelf)
 
     def confirm(
@@ -197,6 +205,7 @@ class MemoryIndex(PromptTree):
         grown = self.learn(assumption.trail, tip, prompt_tokens, turn)
         for shelf in self._holders_of(tip):
             shelf.held_tokens += grown
+            self._trim(shelf)
         shelf = assumption.shelf
         if not self._is_live(shelf):
             return 0
@@ -204,9 +213,8 @@ class MemoryIndex(PromptTree):
         if delivered_tokens == 0 and assumption.is_evident:
             limit = max(assumption.was_used.values())
             stale = [run for run, used in shelf.used.items() if used <= limit]
-            for run in sorted(stale, key=lambda run: -run.first):
+            for run in sorted(stale, key=lambda run: (shelf.used[run], -run.first)):
                 self._drop(shelf, run)
-        self._trim(shelf)
         return len(stale)
 
     def held(self, worker: str) -> list[tuple[Run, float]]:
@@ -251,9 +259,17 @@ class MemoryIndex(PromptTree):
             shelf.kids[parent] -= 1
             if not shelf.kids[parent]:
                 del shelf.kids[parent]
-                shelf.leaves[parent] = None
-                shelf.leaves.move_to_end(parent, last=False)
+                self._add_leaf(shelf, parent)
         self._rest(run)
+
+    def _add_leaf(self, shelf: Shelf, run: Run) -> None:
+        """Puts a run among the leaves by its time: mostly first, since it was used with the one that has just gone."""
+        coldest = next(iter(shelf.leaves), run)
+        shelf.leaves[run] = None
+        if shelf.used[run] <= shelf.used[coldest]:
+            shelf.leaves.move_to_end(run, last=False)
+        else:
+            self._reorder(shelf)
 
     def _trim(self, shelf: Shelf) -> list[tuple[Run, float]]:
         """Lets go of the least recently used until the capacity is kept. Returns what went, the first first."""

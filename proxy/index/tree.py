@@ -212,8 +212,9 @@ class PromptTree:
         cut = depth - run.first
         head = Run(run.parent, run.blocks[:cut], position, tokens)
         head.holders, head.children = run.holders, 1
+        head.weight = min(head.weight, run.weight)
         run.parent, run.first, run.blocks = head, depth, run.blocks[cut:]
-        run.weight = max(run.weight - head.weight, 0)
+        run.weight -= head.weight
         self._where.update(dict.fromkeys(head.blocks, head))
         self._was_split(head, run)
         return head

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.json import Encoder
 
 from ..core.types import Placement, Usage
@@ -78,7 +78,7 @@ class RequestLog:
     """
 
     def __init__(self, form: str, level: str) -> None:
-        self._encode = Encoder().encode if is_json(form) else as_text
+        self._encode = as_json if is_json(form) else as_text
         self._level = logging.getLevelNamesMapping()[level.upper()]
         self._lines: list[bytes] = []
         self._flushing: asyncio.TimerHandle | None = None
@@ -128,13 +128,24 @@ class RequestLog:
             sys.stderr.flush()
 
 
+ENCODE = Encoder().encode
+
+
+def as_json(line: Line) -> bytes:
+    """Renders a line for machines. What a client names a model need not be valid Unicode."""
+    try:
+        return ENCODE(line)
+    except UnicodeEncodeError:
+        return json.dumps(to_builtins(line)).encode()
+
+
 def as_text(line: Line) -> bytes:
     """Renders a line for people: time, level, and what is known."""
     clock = time.strftime("%H:%M:%S", time.localtime(line.ts))
     hidden = ("ts", "level", "logger", "event", "placement")
     fields = ((name, getattr(line, name)) for name in line.__struct_fields__ if name not in hidden)
     shown = (
-        f"{name}={round(value, 6) if isinstance(value, float) else value}"
+        f"{name}={round(value, 6) if isinstance(value, float) else plain(value)}"
         for name, value in fields
         if value is not None
     )

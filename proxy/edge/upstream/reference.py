@@ -28,10 +28,11 @@ class HttpxTransport:
     """
 
     def __init__(self, limits: Limits, *, proxy: str | None = None, uds: str | None = None) -> None:
-        self._limits = limits
+        self.limits = limits
         self._proxy = proxy
         self._uds = uds
         self._clients: dict[str, httpx.AsyncClient] = {}
+        self._retired: list[httpx.AsyncClient] = []
         self._running: set[HttpxCall] = set()
         # Loading the certificates takes tens of milliseconds of the event loop: once, not once per worker.
         self._tls = ssl.create_default_context()
@@ -41,10 +42,16 @@ class HttpxTransport:
         client = self._clients.get(call.base_url)
         if client is None:
             client = self._clients[call.base_url] = self._make_client()
-        running = HttpxCall(worker_id, client, call, sink, self._limits)
+        running = HttpxCall(self, worker_id, client, call, sink)
         self._running.add(running)
         running.task.add_done_callback(lambda _: self._running.discard(running))
         return running
+
+    def retire(self, base_url: str) -> None:
+        """Sets the idle connections to a worker aside: one of them was dead, and the others are no younger."""
+        client = self._clients.pop(base_url, None)
+        if client is not None:
+            self._retired.append(client)
 
     def _make_client(self) -> httpx.AsyncClient:
         bounds = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
@@ -56,20 +63,24 @@ class HttpxTransport:
         for running in list(self._running):
             running.fail(WorkerDied(f"the proxy closed its call to worker {running.worker_id}"))
         await asyncio.gather(*(running.task for running in list(self._running)), return_exceptions=True)
-        clients, self._clients = self._clients, {}
-        for client in clients.values():
+        clients = [*self._clients.values(), *self._retired]
+        self._clients, self._retired = {}, []
+        for client in clients:
             await client.aclose()
 
 
 class HttpxCall:
     """One running call: an `Exchange`."""
 
-    def __init__(self, worker_id: str, client: httpx.AsyncClient, call: Call, sink: Sink, limits: Limits) -> None:
+    def __init__(
+        self, transport: HttpxTransport, worker_id: str, client: httpx.AsyncClient, call: Call, sink: Sink
+    ) -> None:
         self.worker_id = worker_id
+        self._transport = transport
         self._client = client
         self._call = call
         self._sink: Sink | None = sink
-        self._limits = limits
+        self._limits = transport.limits
         self._may_read = asyncio.Event()
         self._may_read.set()
         self.task = asyncio.get_running_loop().create_task(self._run())
@@ -98,6 +109,8 @@ class HttpxCall:
         try:
             await self._exchange()
         except HomingError as fault:
+            if isinstance(fault, ReuseFailed):
+                self._transport.retire(self._call.base_url)
             sink, self._sink = self._sink, None
             if sink is not None:
                 sink.on_fault(fault)

@@ -100,7 +100,7 @@ class Pool:
                 _, connection = await loop.create_connection(
                     lambda: Connection(self), self.host, self.port, ssl=self.tls
                 )
-        except (OSError, TimeoutError) as problem:
+        except (OSError, ValueError, TimeoutError) as problem:  # ValueError: the host is no host name
             what = describe(problem) if str(problem) else f"no connection within {self.limits.connect:g} s"
             running.fail(ConnectFailed(f"worker {running.worker_id} cannot be reached ({what}); try again later"))
             return
@@ -114,11 +114,15 @@ class Pool:
         while self.idle and now - self.idle[0].idle_since > KEEP_ALIVE_SECONDS:
             self.idle.popleft().transport.close()
 
-    def close(self) -> None:
-        """Ends everything."""
+    def drop_idle(self) -> None:
+        """Ends the connections that wait for a call."""
         for connection in self.idle:
             connection.transport.abort()
         self.idle.clear()
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.drop_idle()
         for running in list(self.busy):
             running.fail(WorkerDied(f"the proxy closed its call to worker {running.worker_id}"))
 
@@ -267,8 +271,8 @@ class Connection(asyncio.Protocol):
         """Notes the status; interim answers (1xx) are passed over."""
         status = self._parser.get_status_code()
         if self._is_complete:
-            self._is_reusable = False  # a second answer to one call: nothing on this connection can be trusted
-        elif status in INFORMATIONAL:
+            raise ValueError("a second answer to one call")  # its body must not pass for this answer's
+        if status in INFORMATIONAL:
             self._headers = []
         else:
             self._status = status
@@ -286,9 +290,10 @@ class Connection(asyncio.Protocol):
             self.transport.abort()  # nobody asked
             return
         running.touched = True
+        self.is_reused = False  # it lives: what goes wrong from here on is no matter of its having been idle
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as problem:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
             running.fail(WorkerDied(f"worker {running.worker_id} sent no valid HTTP ({describe(problem)})"))
             return
         sink = running.sink
@@ -312,6 +317,8 @@ class Connection(asyncio.Protocol):
         sink = running.release()
         self.running = None
         if self._is_reusable:
+            if running.is_paused:
+                self.transport.resume_reading()
             self.idle_since = asyncio.get_running_loop().time()
             self.pool.idle.append(self)
         else:
@@ -336,6 +343,7 @@ class Connection(asyncio.Protocol):
         if self.has_heard:
             running.fail(WorkerDied(f"worker {running.worker_id} broke off its answer ({why})"))
         elif self.is_reused:
+            self.pool.drop_idle()  # they have been idle for as long: the next try gets a connection of its own
             running.fail(ReuseFailed(f"worker {running.worker_id} closed an idle connection ({why})"))
         else:
             running.fail(WorkerDied(f"worker {running.worker_id} broke the connection before it answered ({why})"))
