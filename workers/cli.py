@@ -6,8 +6,6 @@ A wrong value is one line on stderr and exit code 2.
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as read_version
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +21,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Joins a vLLM engine to a Homing proxy, stands in for one, or shows Homing at work.",
 )
+
+recipe_app = typer.Typer(add_completion=False, help="Shows how a worker gets its vLLM arguments.")
+app.add_typer(recipe_app, name="recipe")
+
+_Model = Annotated[str, typer.Option(help="The model: a folder, or NAMESPACE/NAME on Hugging Face.")]
+_Profile = Annotated[str | None, typer.Option(help="Workload profile of the recipe: interactive, shared or context.")]
+_Hardware = Annotated[
+    str | None, typer.Option("--as", help='Take the ledger\'s machine, such as "2x H200 NVL"; default: this one.')
+]
+_RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="Recipe file; default: the shipped one.")]
+_Flags = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- FLAG...]", help="vLLM's own flags; they win over the recipe's.")
+]
 
 
 def main() -> None:
@@ -67,6 +78,96 @@ def join(
     except BadOption as error:
         return _fail("homing-worker join", str(error))
     return run(options)
+
+
+@app.command("run")
+def launch(  # noqa: PLR0913 - a command's parameters are its options
+    model: _Model,
+    flags: _Flags = None,
+    profile: _Profile = None,
+    recipe: _RecipeFile = None,
+    proxy: Annotated[str | None, typer.Option(help="Base URL of the proxy to join; default: join none.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that the engine serves on.")] = 8000,
+    advertise: Annotated[
+        str | None, typer.Option(help="Base URL of the engine as the proxy reaches it; default: the loopback.")
+    ] = None,
+    worker_id: Annotated[
+        str | None, typer.Option("--id", help="The worker's stable name; default: host name and engine port.")
+    ] = None,
+    join_token_file: Annotated[
+        Path | None, typer.Option(help=f"File that holds the join token; default: ${_TOKEN_VARIABLE}.")
+    ] = None,
+    engine_command: Annotated[
+        str | None, typer.Option(help="Program to start instead of `vllm serve`, as one shell word list.")
+    ] = None,
+    attach: Annotated[
+        str | None, typer.Option(help="Base URL of an engine that runs already: start none, only join.")
+    ] = None,
+    apply_fix: Annotated[
+        bool, typer.Option("--apply-fix", help="After a failure that is known, start once more with its way out.")
+    ] = False,
+    preflight: Annotated[
+        bool, typer.Option("--preflight/--no-preflight", help="Examine the command line before starting.")
+    ] = True,
+    start_seconds: Annotated[float, typer.Option(min=0, help="How long the engine may take to be ready.")] = 1800.0,
+    log: Annotated[Path | None, typer.Option(help="File for the engine's log; default: in the state folder.")] = None,
+) -> int:
+    """Starts a vLLM engine for this machine, keeps it running and in the fleet, and ends it at SIGTERM."""
+    from workers.agent.join import BadOption
+    from workers.agent.launch.run import RunOptions, run, settle_joining
+
+    if attach is not None:
+        if proxy is None:
+            return _fail("homing-worker run", "--attach joins a running engine to a proxy: pass --proxy too")
+        return join(proxy, attach, advertise, worker_id, join_token_file, start_seconds)
+    try:
+        joining = settle_joining(
+            proxy=proxy, port=port, token=_read_token(join_token_file), advertise=advertise, worker_id=worker_id
+        )
+    except BadOption as error:
+        return _fail("homing-worker run", str(error))
+    options = RunOptions(
+        model=model,
+        profile=profile,
+        recipe=recipe,
+        engine_command=engine_command,
+        port=port,
+        extra=tuple(flags or ()),
+        apply_fix=apply_fix,
+        preflight=preflight,
+        start_seconds=start_seconds,
+        log=log,
+    )
+    return run(options, joining)
+
+
+@recipe_app.command("show")
+def show_recipe(
+    model: _Model,
+    flags: _Flags = None,
+    profile: _Profile = None,
+    hardware: _Hardware = None,
+    recipe: _RecipeFile = None,
+) -> int:
+    """Prints the final command line of vLLM, and the list that each flag came from."""
+    from workers.agent.recipe.show import run
+
+    return run(model, profile, hardware, recipe, flags or ())
+
+
+@app.command()
+def check(
+    model: _Model,
+    flags: _Flags = None,
+    profile: _Profile = None,
+    hardware: _Hardware = None,
+    recipe: _RecipeFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Examines a command line before it starts; exits with 0 clean or notes, 1 errors, 4 warnings or unknowns."""
+    from workers.agent.preflight.report import run
+
+    return run(model, profile, hardware, recipe, flags or (), as_json)
 
 
 @app.command()
@@ -137,8 +238,21 @@ def demo(
 
 
 @app.command()
+def identify(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the identity as a registration carries it.")] = False,
+) -> int:
+    """Prints which GPUs an engine started from here would run on, and what the hardware ledger calls them."""
+    from workers.agent.identity import run
+
+    return run(as_json=as_json)
+
+
+@app.command()
 def version() -> None:
     """Prints the version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as read_version
+
     try:
         stated = read_version("homing")
     except PackageNotFoundError:

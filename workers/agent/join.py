@@ -12,10 +12,12 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
+
+import httpx
 
 from workers.agent.engine import EngineFacts, EngineUnusable, EngineWatch, open_engine, wait_ready
 from workers.agent.identity import Identity, identify
@@ -81,42 +83,68 @@ def settle_options(
 
 def run(options: JoinOptions) -> int:
     """Joins, stays until a signal, and returns the exit code: 0 left cleanly, 1 refused, 3 no engine."""
+    print_states("join")
+    return asyncio.run(_join(options))
+
+
+def print_states(command: str) -> None:
+    """Prints what the agent logs on stdout, a line each, introduced by the command's name."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("homing-worker join: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"homing-worker {command}: %(message)s"))
     logger = logging.getLogger("workers.agent")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    return asyncio.run(_join(options))
 
 
 async def _join(options: JoinOptions) -> int:
     stop = asyncio.Event()
-    _heed_signals(stop)
+    heed_signals(stop)
     code = 0
     try:
         async with open_engine(options.engine) as engine:
-            facts = await _unless(stop, wait_ready(engine, options.wait_seconds))
-            if facts is None:
-                return 0
-            identity = await asyncio.to_thread(identify)
-            membership = Membership(options.proxy, options.token, _compose(options, identity, facts))
-
-            async def rejoin(fresh: EngineFacts) -> None:
-                await membership.renew(_compose(options, identity, fresh))
-
-            watch = EngineWatch(engine, facts, on_gone=membership.leave, on_back=rejoin)
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(watch.run())
-                await membership.run(stop)
-                watching.cancel()
+            facts = await unless(stop, wait_ready(engine, options.wait_seconds))
+            if facts is not None:
+                await stay_joined(options, engine, facts, stop)
     except* MembershipRefused as refusals:
-        code = _complain(refusals, 1)
+        code = complain("join", refusals, 1)
     except* EngineUnusable as failures:
-        code = _complain(failures, 3)
+        code = complain("join", failures, 3)
     return code
 
 
-def _compose(options: JoinOptions, identity: Identity, facts: EngineFacts) -> Registration:
+async def stay_joined(
+    options: JoinOptions,
+    engine: httpx.AsyncClient,
+    facts: EngineFacts,
+    stop: asyncio.Event,
+    *,
+    told: Mapping[str, object] | None = None,
+    beside: Callable[[Membership], Coroutine[None, None, None]] | None = None,
+) -> None:
+    """Registers a ready engine and follows it from life to life until `stop` is set, then drains and leaves.
+
+    `told` goes into the identity: facts that whoever started the engine knows. `beside` runs as long as the membership.
+    Raises an exception group of `MembershipRefused` or `EngineUnusable`.
+    """
+    identity = await asyncio.to_thread(identify)
+    membership = Membership(options.proxy, options.token, _compose(options, identity, facts, told))
+
+    async def rejoin(fresh: EngineFacts) -> None:
+        await membership.renew(_compose(options, identity, fresh, told))
+
+    watch = EngineWatch(engine, facts, on_gone=membership.leave, on_back=rejoin)
+    async with asyncio.TaskGroup() as group:
+        working = [group.create_task(watch.run())]
+        if beside is not None:
+            working.append(group.create_task(beside(membership)))
+        await membership.run(stop)
+        for task in working:
+            task.cancel()
+
+
+def _compose(
+    options: JoinOptions, identity: Identity, facts: EngineFacts, told: Mapping[str, object] | None
+) -> Registration:
     """Puts one life of the engine into a registration; warns when affinity cannot help it."""
     if facts.cache.prefix_caching is False:
         _LOG.warning(
@@ -128,17 +156,18 @@ def _compose(options: JoinOptions, identity: Identity, facts: EngineFacts) -> Re
         id=options.worker_id,
         url=options.advertise,
         incarnation=facts.incarnation,
-        identity=identity.body(),
+        identity={**identity.body(), **(told or {})},
         engine=facts.body(),
     )
 
 
-def _heed_signals(stop: asyncio.Event) -> None:
-    """Makes the first SIGTERM or SIGINT set `stop`, and the second end the process at once."""
+def heed_signals(stop: asyncio.Event, at_once: Callable[[], None] = lambda: None) -> None:
+    """Makes the first SIGTERM or SIGINT set `stop`, and the second call `at_once` and end the process."""
     loop = asyncio.get_running_loop()
 
     def heed(number: int) -> None:
         if stop.is_set():
+            at_once()
             sys.stdout.flush()
             os._exit(128 + number)
         stop.set()
@@ -147,7 +176,7 @@ def _heed_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, heed, number)
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[None, None, _Result]) -> _Result | None:
+async def unless(stop: asyncio.Event, work: Coroutine[None, None, _Result]) -> _Result | None:
     """Returns what `work` returns, `None` when `stop` is set first."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
@@ -160,12 +189,12 @@ async def _unless(stop: asyncio.Event, work: Coroutine[None, None, _Result]) -> 
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-def _complain(errors: BaseExceptionGroup[Exception], code: int) -> int:
+def complain(command: str, errors: BaseExceptionGroup[Exception], code: int) -> int:
     """Prints the first error as one line, and passes the exit code on."""
     first: BaseException = errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
-    sys.stderr.write(f"homing-worker join: {first}\n")
+    sys.stderr.write(f"homing-worker {command}: {first}\n")
     return code
 
 

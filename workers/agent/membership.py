@@ -76,6 +76,7 @@ class Membership:
         self._exchange = Exchange(proxy_url, token)
         self._drain_seconds = drain_seconds
         self._wanted: Registration | None = registration
+        self._latest = registration
         self._offered: Registration | None = None
         """What the proxy may hold of this worker: sent, perhaps never answered."""
         self._joined: Registration | None = None
@@ -113,13 +114,17 @@ class Membership:
 
     async def renew(self, registration: Registration) -> None:
         """Replaces the registration, as after a restart of the engine; the proxy is told at once by `run`."""
-        self._wanted = registration
+        self._wanted = self._latest = registration
         self._woken.set()
 
     async def leave(self) -> None:
         """Takes the worker out of the fleet until `renew`: its engine is gone, and so is its cache."""
         self._wanted = None
         self._woken.set()
+
+    async def come_back(self) -> None:
+        """Takes the place again that `leave` gave up, as the same life: the engine was only frozen."""
+        await self.renew(self._latest)
 
     async def _keep(self) -> None:
         """Brings the proxy's view to what is wanted, again and again."""
