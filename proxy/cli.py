@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,14 @@ LISTEN, WORKERS, STORE, LIMITS, LOGGING = "Listen", "Workers", "Store", "Limits"
 
 fleet = typer.Typer(no_args_is_help=True, help="See and steer the workers of a running proxy.")
 app.add_typer(fleet, name="workers")
+
+
+class Output(StrEnum):
+    """How a list is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
 
 Url = Annotated[str, typer.Option(help="The proxy.", envvar="HOMING_URL")]
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id.")]
@@ -104,12 +113,12 @@ def serve(  # noqa: PLR0913 - one parameter per flag
 @fleet.command("list")
 def list_workers(
     url: Url = DEFAULT_URL,
-    output: Annotated[str, typer.Option(help="table or json.")] = "table",
+    output: Annotated[Output, typer.Option(help="How to print it.")] = Output.TABLE,
 ) -> None:
     """List the workers: identity, state, load, what they are believed to hold, trust."""
     from .remote import show_fleet
 
-    run(lambda: show_fleet(remote(url).workers(), as_json=output == "json"))
+    run(lambda: show_fleet(remote(url).workers(), as_json=output is Output.JSON))
 
 
 @fleet.command("show")
@@ -117,19 +126,19 @@ def show_worker(worker: Worker, url: Url = DEFAULT_URL) -> None:
     """Print all that is known of one worker, as JSON."""
     import json
 
-    run(lambda: typer.echo(json.dumps(remote(url).call("GET", f"/workers/{worker}"), indent=2)))
+    run(lambda: typer.echo(json.dumps(remote(url).worker(worker), indent=2)))
 
 
 @fleet.command()
 def cordon(worker: Worker, url: Url = DEFAULT_URL) -> None:
     """Place nothing more on a worker; what runs there goes on."""
-    run(lambda: tell(remote(url).call("POST", f"/fleet/workers/{worker}/cordon")))
+    run(lambda: tell(remote(url).operate(worker, "cordon")))
 
 
 @fleet.command()
 def uncordon(worker: Worker, url: Url = DEFAULT_URL) -> None:
     """Place on a worker again."""
-    run(lambda: tell(remote(url).call("POST", f"/fleet/workers/{worker}/uncordon")))
+    run(lambda: tell(remote(url).operate(worker, "uncordon")))
 
 
 @fleet.command()
@@ -142,7 +151,7 @@ def drain(
 
     def command() -> None:
         proxy = remote(url)
-        tell(proxy.call("POST", f"/fleet/workers/{worker}/drain"))
+        tell(proxy.operate(worker, "drain"))
         left = proxy.drained(worker, wait) if wait else 0
         if left:
             raise StartError(f"{worker} still has {left} in flight after {wait:g} s")
@@ -153,7 +162,7 @@ def drain(
 @fleet.command()
 def remove(worker: Worker, url: Url = DEFAULT_URL) -> None:
     """Forget a worker and all it held. One that goes on registering comes back."""
-    run(lambda: remote(url).call("POST", f"/fleet/workers/{worker}/remove"))
+    run(lambda: remote(url).operate(worker, "remove"))
 
 
 def remote(url: str) -> Remote:

@@ -3,7 +3,8 @@
     HomingError
     ├── ClientFault      the client's: never retried, never counts against a worker
     │   ├── BadRequest 400   ├── Unauthorized 401   ├── Forbidden 403
-    │   ├── NotFound 404     ├── UnknownModel 404   ├── Conflict 409   └── TooLarge 413
+    │   ├── NotFound 404     ├── UnknownModel 404   ├── WrongMethod 405
+    │   ├── Conflict 409     └── TooLarge 413
     ├── Refused          ours: a decision not to place
     │   └── NoWorker 503
     ├── WorkerFault      a worker's: counts against it
@@ -98,6 +99,13 @@ class UnknownModel(ClientFault):
 
     status = 404
     code = "model_not_found"
+
+
+class WrongMethod(ClientFault):
+    """The route is there, but not for this method."""
+
+    status = 405
+    code = "method_not_allowed"
 
 
 class Conflict(ClientFault):

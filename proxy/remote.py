@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from rich.console import Console
@@ -22,10 +23,15 @@ class Remote:
     Args:
         url: its base URL, without /v1.
         key: the admin key, or None on the proxy's own machine.
+
+    Raises:
+        StartError: exit code 2 when the URL is none.
     """
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
+        if not self._url.startswith(("http://", "https://")):
+            raise StartError(f"--url {url!r} is no base URL: write it like http://10.0.0.1:8080 (also HOMING_URL)", 2)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._client = httpx.Client(base_url=self._url, headers=headers, timeout=ANSWER_SECONDS, trust_env=False)
 
@@ -39,27 +45,51 @@ class Remote:
             answer = self._client.request(method, path)
         except httpx.HTTPError as problem:
             raise StartError(f"no proxy answers at {self._url} ({type(problem).__name__}); give --url", 3) from None
-        if answer.is_success:
-            return answer.json() if answer.content else None
         try:
-            reason = answer.json()["error"]["message"]
+            told: Any = answer.json() if answer.content else None
+            if answer.is_success:
+                return told
+            reason = str(told["error"]["message"])
         except (ValueError, KeyError, TypeError):
-            reason = f"{answer.status_code} from {self._url}; is that a Homing proxy?"
-        raise StartError(str(reason))
+            reason = f"{self._url} answered {answer.status_code} and not as a Homing proxy does; check --url"
+        raise StartError(reason)
+
+    def operate(self, worker_id: str, name: str) -> Any:
+        """Cordons, uncordons, drains or removes a worker. Raises what `call` raises."""
+        return self.call("POST", f"/fleet/workers/{segment(worker_id)}/{name}")
+
+    def worker(self, worker_id: str) -> dict[str, Any]:
+        """Returns all that is known of one worker. Raises what `call` raises."""
+        found: dict[str, Any] = self.call("GET", f"/workers/{segment(worker_id)}")
+        return found
 
     def workers(self) -> list[dict[str, Any]]:
         """Returns the fleet."""
-        found: list[dict[str, Any]] = self.call("GET", "/workers")["workers"]
+        told = self.call("GET", "/workers")
+        found = told.get("workers") if isinstance(told, dict) else None
+        if not isinstance(found, list):
+            raise StartError(f"{self._url}/workers did not answer with a fleet; check --url")
         return found
 
     def drained(self, worker_id: str, seconds: float) -> int:
         """Waits until a draining worker has nothing in flight. Returns what is left when the time is over."""
         deadline = time.monotonic() + seconds
         while True:
-            left = int(self.call("GET", f"/workers/{worker_id}")["inflight"])
+            left = int(self.worker(worker_id)["inflight"])
             if not left or time.monotonic() > deadline:
                 return left
             time.sleep(POLL_SECONDS)
+
+
+def segment(worker_id: str) -> str:
+    """Writes a worker's id as one segment of a path, so that no id means another route.
+
+    Raises:
+        StartError: no worker can have this id.
+    """
+    if "/" in worker_id or worker_id in ("", ".", ".."):
+        raise StartError(f"there is no worker {worker_id!r}; `homing workers list` shows the fleet")
+    return quote(worker_id, safe="")
 
 
 def show_fleet(workers: list[dict[str, Any]], *, as_json: bool) -> None:

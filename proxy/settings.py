@@ -124,8 +124,9 @@ def read_settings(flags: Mapping[str, object], environ: Mapping[str, str]) -> Se
     known = {PREFIX + name.upper() for name in Settings.model_fields} | {PREFIX + "URL"}  # the other commands' own
     for name in environ:
         if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
+            # Compared without what they all begin with, which would make any two of them alike.
+            near = difflib.get_close_matches(name[len(PREFIX) :], [one[len(PREFIX) :] for one in sorted(known)], 1)
+            hint = f"; did you mean {PREFIX}{near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
             raise StartError(f"unknown environment variable {name}{hint}", 2)
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
@@ -147,6 +148,6 @@ def host_and_port(listen: str) -> tuple[str, int]:
     """
     host, separator, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not port.isdigit() or int(port) > 65535:
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError("must be HOST:PORT, for example 127.0.0.1:8080")
     return host, int(port)

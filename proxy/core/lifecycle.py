@@ -38,7 +38,7 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.SUSPECT, Event.CORDON): State.CORDONED,
     (State.CORDONED, Event.UNCORDON): State.JOINING,
     (State.DRAINING, Event.UNCORDON): State.JOINING,
-    **{(state, Event.RESTARTED): State.JOINING for state in State},
+    **{(state, Event.RESTARTED): State.JOINING for state in State if state is not State.CORDONED},
     **{(state, Event.DRAIN): State.DRAINING for state in State if state is not State.GONE},
     **{(state, Event.LAPSED): State.GONE for state in State},
     **{(state, Event.REMOVED): State.GONE for state in State},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import cast
 
@@ -42,6 +42,8 @@ class Prompt:
         segments: the canonical prompt, in rendering order.
         open_ended: the last segment is raw text that a longer prompt may continue.
         exact_tokens: prompt length where the client sent token ids; None otherwise.
+        reads_cache: the engine will look into its cache; it does not where log probabilities of the prompt are asked
+            for, and a hit of nothing then says nothing.
     """
 
     dialect: Dialect
@@ -51,6 +53,7 @@ class Prompt:
     segments: tuple[bytes, ...]
     open_ended: bool = False
     exact_tokens: int | None = None
+    reads_cache: bool = True
 
     def blocks(self, seed: int) -> Blocks:
         """Hashes the prompt under the fleet's secret seed."""
@@ -90,9 +93,11 @@ def prompt_of(dialect: Dialect, request: dict[str, object]) -> Prompt:
     salt = request.get("cache_salt")
     stream, salt = request.get("stream") is True, salt if isinstance(salt, str) else None
     if dialect is Dialect.CHAT:
-        segments = tuple(chat_segments(request))
-        return Prompt(dialect, model, stream, salt, segments)
-    return completion_prompt(request.get("prompt"), model, stream=stream, salt=salt)
+        prompt = Prompt(dialect, model, stream, salt, tuple(chat_segments(request)))
+    else:
+        prompt = completion_prompt(request.get("prompt"), model, stream=stream, salt=salt)
+    is_scored = request.get("prompt_logprobs") is not None or (request.get("echo") is True and "logprobs" in request)
+    return replace(prompt, reads_cache=False) if is_scored else prompt
 
 
 def read_object(body: bytes) -> dict[str, object]:

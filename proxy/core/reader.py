@@ -28,6 +28,7 @@ class Reading(NamedTuple):
     stream: bool
     exact_tokens: int | None
     blocks: Blocks
+    reads_cache: bool = True
 
 
 class ChatBody(msgspec.Struct, gc=False):
@@ -38,6 +39,7 @@ class ChatBody(msgspec.Struct, gc=False):
     tools: list[msgspec.Raw] | None = None
     stream: object = False
     cache_salt: object = None
+    prompt_logprobs: object = None
 
 
 class Memory(NamedTuple):
@@ -71,7 +73,7 @@ class PromptReader:
             if reading is not None:
                 return reading
         prompt = read_prompt(dialect, body)
-        return Reading(prompt.model, prompt.stream, prompt.exact_tokens, prompt.blocks(seed))
+        return Reading(prompt.model, prompt.stream, prompt.exact_tokens, prompt.blocks(seed), prompt.reads_cache)
 
     def _read_chat(self, request: ChatBody, seed: int) -> Reading | None:
         if not request.model:
@@ -85,7 +87,8 @@ class PromptReader:
         self._append(request.messages, False, digest, hashes, ends)
         if not hashes:
             return None
-        return Reading(request.model, request.stream is True, None, Blocks(tuple(hashes), tuple(ends), len(hashes)))
+        blocks = Blocks(tuple(hashes), tuple(ends), len(hashes))
+        return Reading(request.model, request.stream is True, None, blocks, request.prompt_logprobs is None)
 
     def _append(
         self, pieces: Iterable[msgspec.Raw], is_tool: bool, digest: int, hashes: list[int], ends: list[int]

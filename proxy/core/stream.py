@@ -140,7 +140,8 @@ def read_error_type(body: bytes) -> str | None:
         error = json.loads(body).get("error")
     except (ValueError, RecursionError, AttributeError):
         return None
-    return str(error.get("type")) if isinstance(error, dict) else None
+    kind = error.get("type") if isinstance(error, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def read_usage(usage: object) -> Usage:

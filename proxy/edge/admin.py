@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from .. import __version__
 from ..core.lifecycle import Event
-from ..errors import BadRequest, Forbidden, HomingError, NotFound, Unauthorized
+from ..errors import BadRequest, Forbidden, HomingError, NotFound, Unauthorized, WrongMethod
 from .networks import Network, check_allowed, read_url
 
 WORKER_ID = r"[A-Za-z0-9._-]{1,64}"
@@ -250,6 +250,10 @@ def add_errors(app: FastAPI) -> None:
     async def framework(request: Request, problem: HTTPException) -> Response:
         if problem.status_code == 404:
             return render(NotFound(f"There is no route {request.method} {request.url.path} here."))
+        if problem.status_code == 405:
+            wrong = render(WrongMethod(f"{request.url.path} does not take {request.method}."))
+            wrong.headers.update(problem.headers or {})
+            return wrong
         error = {"message": problem.detail, "type": "invalid_request_error", "param": None, "code": None}
         return JSONResponse({"error": error}, problem.status_code, headers=problem.headers)
 

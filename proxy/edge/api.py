@@ -7,8 +7,8 @@ from collections import deque
 from typing import Protocol
 
 from ..core.prompt import Dialect
-from ..errors import HomingError
-from .asgi import App, Headers, Message, Receive, Scope, Send, answer, answer_error
+from ..errors import HomingError, WrongMethod
+from .asgi import App, Headers, Message, Receive, Scope, Send, answer_error
 from .guard import read_body
 from .journey import Arrival, receipt
 from .ports import Client
@@ -60,8 +60,8 @@ class Api:
         if dialect is None:
             await self._rest(scope, receive, send)
         elif scope["method"] != "POST":
-            body = b'{"detail":"Method Not Allowed"}'
-            await answer(send, 405, [(b"content-type", b"application/json"), (b"allow", b"POST")], body)
+            problem = WrongMethod(f"{scope['path']} takes POST, not {scope['method']}.")
+            await answer_error(send, problem, [*no_receipt(scope), (b"allow", b"POST")])
         else:
             await self._serve(dialect, scope, receive, send)
 
@@ -70,9 +70,8 @@ class Api:
         try:
             body = await read_body(scope, receive, self._limit)
         except HomingError as problem:
-            nothing = receipt(state["request_id"], worker=None, reason=None, expected=None, attempts=0)
             # The rest of the body is not read, so the connection cannot be used again.
-            await answer_error(send, problem, [*nothing, (b"connection", b"close")])
+            await answer_error(send, problem, [*no_receipt(scope), (b"connection", b"close")])
             return
         if body is None:
             return
@@ -83,6 +82,11 @@ class Api:
         outlet = Outlet(send)
         outlet.course = self._director.begin(arrival, outlet)
         await outlet.carry(receive)
+
+
+def no_receipt(scope: Scope) -> Headers:
+    """Renders the headers for a request that was not placed."""
+    return receipt(scope["state"]["request_id"], worker=None, reason=None, expected=None, attempts=0)
 
 
 class Outlet:

@@ -6,6 +6,7 @@ serves the same routes through the same director.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import Any
 
@@ -18,6 +19,8 @@ from .asgi import Headers
 from .guard import REQUEST_ID, too_large
 from .journey import Arrival, receipt
 
+# How long a client that was refused may go on sending before its connection is closed.
+LINGER_SECONDS = 5.0
 PATHS = {path.encode(): dialect for path, dialect in ROUTES.items()}
 
 
@@ -63,6 +66,7 @@ class Door(HttpToolsProtocol):
         self.passage = Passage(self, dialect, keep_alive=self.parser.should_keep_alive())
         # Uvicorn asks its current cycle whether the connection is busy: the passage answers in its place.
         self.cycle = self.passage  # type: ignore[assignment]
+        self.passage.check_length()
 
     def on_body(self, body: bytes) -> None:
         """Takes a piece of the request's body."""
@@ -148,6 +152,12 @@ class Passage:
         self.disconnected = False
         self.message_event = NoEvent()
 
+    def check_length(self) -> None:
+        """Refuses a body that is announced to be over the limit before it comes."""
+        for name, value in self._headers:
+            if name == b"content-length" and int(value) > self._door.limit:
+                self._refuse(too_large(int(value), self._door.limit))
+
     def take(self, piece: bytes) -> None:
         """Takes a piece of the body, up to the limit."""
         self._size += len(piece)
@@ -159,6 +169,7 @@ class Passage:
     def depart(self) -> None:
         """Begins the journey."""
         if self.response_complete:
+            self._door.transport.close()
             return
         pieces = self._pieces
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -223,10 +234,14 @@ class Passage:
 
     def _refuse(self, problem: HomingError) -> None:
         body = problem.body()
-        self.keep_alive = False  # the rest of the body is not read, so the connection cannot be used again
+        self.keep_alive = False  # the rest of the body is not kept, so the connection cannot be used again
         headers: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += receipt(self._identify(), worker=None, reason=None, expected=None, attempts=0)
         self._pieces = []
         self.start(problem.status, headers)
         self.write(body)
-        self.end()
+        self.response_complete = True
+        # Closing under a client that still sends would reset the connection, and with it the answer on its way.
+        transport = self._door.transport
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, transport.close)

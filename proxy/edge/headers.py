@@ -25,6 +25,7 @@ NOT_FOR_WORKERS = HOP_BY_HOP | {
     b"x-request-id",
     b"authorization",
     b"x-api-key",
+    b"api-key",
     b"cookie",
     b"host",
     b"content-length",

@@ -55,8 +55,14 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            self.break_off()
         self.should_exit = True
+
+    def break_off(self) -> None:
+        """Breaks every connection, so that no answer is waited for."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def configure(app: App, protocol: type[asyncio.Protocol] | Literal["httptools"] = "httptools") -> uvicorn.Config:

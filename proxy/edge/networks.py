@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -27,6 +28,10 @@ PRIVATE = tuple(
 )
 
 
+# Scheme, host and port, and nothing else: no user, path, query, space or control character.
+BASE_URL = re.compile(r"https?://[^/?#@\s\x00-\x1f\x7f]+/?")
+
+
 def read_url(url: str) -> str:
     """Checks a worker's base URL and returns it without a trailing slash.
 
@@ -38,8 +43,8 @@ def read_url(url: str) -> str:
         port = parts.port
     except ValueError as problem:
         raise BadRequest(f"url {url!r} cannot be read ({problem}); give http://HOST:PORT", param="url") from None
-    plain = not (parts.query or parts.fragment or parts.username or parts.password)
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not plain:
+    is_plain = BASE_URL.fullmatch(url) is not None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not is_plain:
         raise BadRequest(f"url {url!r} is not a worker's base URL; give http://HOST:PORT", param="url")
     return url.rstrip("/")
 

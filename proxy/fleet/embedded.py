@@ -7,6 +7,7 @@ is warm. Two proxies that share a state directory share the one Valkey.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import signal
 import socket
 import subprocess
@@ -55,13 +56,15 @@ def start(directory: Path) -> Embedded:
     log = directory / "valkey.log"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        out = log.open("ab")
+        out, lock = log.open("ab"), (directory / "lock").open("w")
     except OSError as problem:
         raise StartError(
             f"cannot write in the state directory {directory}: {problem.strerror}; choose another --state-dir"
         ) from None
-    with out:
-        url = f"unix://{path}"
+    url = f"unix://{path}"
+    with out, lock:
+        # One at a time: two that start at once must not both write the one append-only file.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if answers(path):
             return Embedded(url, None)
         child = subprocess.Popen(  # noqa: S603 - the binary of an installed package
@@ -72,14 +75,16 @@ def start(directory: Path) -> Embedded:
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - runs before any thread is started
         )
-    deadline = time.monotonic() + START_SECONDS
-    while not answers(path):
-        if child.poll() is not None or time.monotonic() > deadline:
-            child.kill()
-            child.wait()
-            tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-            raise StartError(f"the embedded Valkey did not start: {tail[0]} (all of it in {log}); or give --store-url")
-        time.sleep(0.01)
+        deadline = time.monotonic() + START_SECONDS
+        while not answers(path):
+            if child.poll() is not None or time.monotonic() > deadline:
+                child.kill()
+                child.wait()
+                tail = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+                raise StartError(
+                    f"the embedded Valkey did not start: {tail[0]} (all of it in {log}); or give --store-url"
+                )
+            time.sleep(0.01)
     return Embedded(url, child)
 
 

@@ -62,7 +62,7 @@ class Membership:
         except ValueError as problem:
             raise BadRequest(str(problem), param="engine") from None
         known = self._registry.get(registration.id)
-        if known is not None and known.url != registration.url:
+        if known is not None and (known.url != registration.url or known.source is Source.STATIC):
             await self._check_free(known)
         worker = self._registry.upsert(
             Worker(

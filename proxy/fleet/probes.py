@@ -78,12 +78,16 @@ class Prober:
             for task in list(self._running.values()):
                 task.cancel()
 
-    def _ended(self, worker_id: str, _: asyncio.Task[None]) -> None:
+    def _ended(self, worker_id: str, task: asyncio.Task[None]) -> None:
         self._running.pop(worker_id, None)
+        if not task.cancelled() and task.exception() is not None:
+            LOG.error("worker %s: its probe failed in an unforeseen way", worker_id, exc_info=task.exception())
+            self._due[worker_id] = self._clock() + READY_SECONDS
 
     def hurry(self, worker_id: str) -> None:
-        """Makes the next probe of a worker due at once."""
-        self._due.pop(worker_id, None)
+        """Makes the next probe of a worker due at once, and its verification too: another life is another chance."""
+        for notes in (self._due, self._held_until, self._pauses):
+            notes.pop(worker_id, None)
 
     async def probe(self, worker: Worker) -> None:
         """Probes one worker and moves it along its life."""

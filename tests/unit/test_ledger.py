@@ -50,8 +50,8 @@ def test_holds_every_machine_with_the_makers_figures() -> None:
 
 def test_the_other_tables_use_its_names() -> None:
     names = {edition.name for edition in LEDGER}
-    assert names >= DENSE_BF16_TFLOPS.keys()
-    assert {row.name for row in HARDWARE} == DENSE_BF16_TFLOPS.keys()
+    assert names == DENSE_BF16_TFLOPS.keys()
+    assert names >= {row.name for row in HARDWARE}
 
 
 @rows
