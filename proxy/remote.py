@@ -98,10 +98,8 @@ def show_fleet(workers: list[dict[str, Any]], *, as_json: bool) -> None:
         print(json.dumps({"workers": workers}, indent=2))  # noqa: T201 - the command's output
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("worker", "state", "hardware", "models", "in flight", "view", "capacity", "trust", "prefill tok/s"):
-        table.add_column(
-            title, justify="right" if title in ("in flight", "view", "capacity", "prefill tok/s") else "left"
-        )
+    for title in ("worker", "state", "hardware", "models", "recipe", "in flight", "view / capacity", "trust", "life"):
+        table.add_column(title, justify="right" if title in ("in flight", "view / capacity") else "left")
     for worker in workers:
         table.add_row(*row_of(worker))
     Console().print(table)
@@ -114,16 +112,28 @@ def show_fleet(workers: list[dict[str, Any]], *, as_json: bool) -> None:
 def row_of(worker: dict[str, Any]) -> list[str]:
     """Picks what a row of the table shows; what is not known is a dash."""
     engine, identity = worker.get("engine") or {}, worker.get("identity") or {}
-    verification = worker.get("verification") or {}
-    capacity = engine.get("capacity_tokens")
+    verification, recipe = worker.get("verification") or {}, identity.get("recipe") or {}
+    capacity, held = engine.get("capacity_tokens"), (worker.get("view") or {}).get("tokens")
     return [
         str(worker["id"]),
         str(worker["state"]),
         str(identity.get("name") or identity.get("gpu_name") or "-"),
         ", ".join(engine.get("models") or []) or "-",
+        str(recipe.get("profile") or recipe.get("model") or "-"),
         str(worker.get("inflight", "-")),
-        f"{(worker.get('view') or {}).get('tokens', 0):,}",
-        "-" if capacity is None else f"{capacity:,}",
-        str(verification.get("trust") or "-"),
-        f"{verification['prefill_tokens_per_second']:,.0f}" if verification.get("prefill_tokens_per_second") else "-",
+        f"{thousands(held)} / {thousands(capacity)}",
+        trust_of(verification),
+        str(worker.get("incarnation") or "-"),
     ]
+
+
+def trust_of(verification: dict[str, Any]) -> str:
+    """Renders trust, with the measured prefill speed where there is one."""
+    speed = verification.get("prefill_tokens_per_second")
+    trust = str(verification.get("trust") or "-")
+    return trust if speed is None else f"{trust}, {thousands(speed)} tok/s"
+
+
+def thousands(number: float | None) -> str:
+    """Renders a count; what is not known is a dash."""
+    return "-" if number is None else f"{number:,.0f}"

@@ -33,7 +33,6 @@ class Registration(BaseModel):
     incarnation: str = Field(min_length=1, max_length=128, pattern=r"^[!-~]+$")
     identity: dict[str, Any] = Field(default_factory=dict)
     engine: dict[str, Any] = Field(default_factory=dict)
-    recipe: dict[str, Any] | None = None
 
 
 class Life(BaseModel):

@@ -25,7 +25,6 @@ class Registration(Protocol):
     incarnation: str
     identity: dict[str, Any]
     engine: dict[str, Any]
-    recipe: dict[str, Any] | None
 
 
 class Membership:
@@ -73,7 +72,6 @@ class Membership:
                 identity=registration.identity,
                 facts=facts,
                 lease_until=self._clock() + LEASE_SECONDS,
-                recipe=registration.recipe,
             )
         )
         self._store.vouch(worker)

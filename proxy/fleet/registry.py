@@ -87,7 +87,6 @@ class Worker:
     pending_tokens: int = 0
     pending_seconds: float = 0.0
     verification: Verified | None = None
-    recipe: Mapping[str, object] | None = None
 
     @property
     def is_verified(self) -> bool:
@@ -144,7 +143,6 @@ class Worker:
             },
             "inflight": self.inflight,
             "pending_tokens": self.pending_tokens,
-            "recipe": None if self.recipe is None else dict(self.recipe),
             "verification": None if self.verification is None else self.verification.report(),
             "speed": {"base": self.speed.base, "linear": self.speed.linear, "quadratic": self.speed.quadratic},
         }
@@ -235,7 +233,6 @@ class Registry:
         known.url, known.source = worker.url, worker.source
         known.identity, known.facts = worker.identity, worker.facts
         known.lease_until = worker.lease_until
-        known.recipe = worker.recipe
         known.verification = worker.verification or known.verification
         if restarted:
             self.restarted(known, worker.incarnation)

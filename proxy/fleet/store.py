@@ -131,8 +131,6 @@ class FleetStore:
             "identity": json.dumps(dict(worker.identity)),
             "engine": json.dumps(facts_to_json(worker.facts)),
         }
-        if worker.recipe is not None:
-            row["recipe"] = json.dumps(dict(worker.recipe))
         if worker.verification is not None:
             row["verification"] = json.dumps(worker.verification.report())
         key = worker_key(worker.id)
@@ -199,7 +197,6 @@ def worker_of(worker_id: str, row: Mapping[bytes, bytes], lease_until: float) ->
         identity=read_object(row[b"identity"]),
         facts=facts_from_json(read_object(row[b"engine"])),
         lease_until=lease_until,
-        recipe=read_object(row[b"recipe"]) if b"recipe" in row else None,
         verification=read_verification(read_object(row[b"verification"])) if b"verification" in row else None,
     )
 
