@@ -10,8 +10,8 @@ from ..core.prompt import Dialect
 from ..errors import HomingError, WrongMethod
 from .asgi import App, Headers, Message, Receive, Scope, Send, answer_error
 from .guard import read_body
-from .journey import Arrival, receipt
-from .ports import Client
+from .ports import Arrival, Client
+from .verdicts import receipt
 
 ROUTES = {"/v1/chat/completions": Dialect.CHAT, "/v1/completions": Dialect.COMPLETIONS}
 # Output that waits for the client: above this the worker is no longer read, below a quarter of it again.

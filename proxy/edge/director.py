@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 from ..core.reader import PromptReader
 from ..core.types import Rng
-from .journey import Arrival, Journey
-from .ports import Client, Fleet, Index, Telemetry, Trail, Transport
+from .journey import Journey
+from .ports import Arrival, Client, Fleet, Index, Telemetry, Trail, Transport
 
 T = TypeVar("T", bound=Trail)
 A = TypeVar("A")

@@ -17,7 +17,8 @@ from ..errors import HomingError
 from .api import ROUTES, Course, Service
 from .asgi import Headers
 from .guard import REQUEST_ID, too_large
-from .journey import Arrival, receipt
+from .ports import Arrival
+from .verdicts import receipt
 
 # How long a client that was refused may go on sending before its connection is closed.
 LINGER_SECONDS = 5.0

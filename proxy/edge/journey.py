@@ -7,28 +7,22 @@ is safe → place again without the worker that failed. `_settle` runs once, on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..core.placement import place
-from ..core.prompt import Dialect
 from ..core.reader import Reading
 from ..core.stream import StreamScanner, read_answer, read_error_type
-from ..core.types import Ask, Placement, Refusal, RefusalReason, WorkerView
+from ..core.types import Ask, Placement, Refusal, WorkerView
 from ..errors import (
-    ClientFault,
     ConnectFailed,
     HomingError,
     InternalError,
-    NoWorker,
-    Refused,
     ReuseFailed,
-    UnknownModel,
 )
 from .asgi import Headers
 from .headers import to_client, to_worker
-from .ports import Booking, Call, Client, Exchange, Outcome, Trail
+from .ports import Arrival, Booking, Call, Client, Exchange, Outcome, Trail
+from .verdicts import receipt, refuse, result_of, stream_result
 
 if TYPE_CHECKING:
     from .director import Director
@@ -43,18 +37,6 @@ HELD_BYTES = 4 * 1024 * 1024
 
 T = TypeVar("T", bound=Trail)
 A = TypeVar("A")
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request as it came in. `received` is on the director's clock, in seconds; `target` is path and query."""
-
-    request_id: str
-    dialect: Dialect
-    target: bytes
-    headers: Sequence[tuple[bytes, bytes]]
-    body: bytes
-    received: float
 
 
 class Journey(Generic[T, A]):
@@ -346,46 +328,3 @@ class Journey(Generic[T, A]):
             self.assumption = None
         self._leave()
         self.rooms.telemetry.observe(outcome)
-
-
-def stream_result(status: int, scanner: StreamScanner) -> tuple[str, str | None]:
-    """Names how a stream ended, and the engine's own error if it sent one."""
-    if scanner.error is not None:
-        return "worker_error", scanner.error
-    if status >= 400:
-        return ("client_error" if status < 500 else "worker_error"), None
-    if scanner.aborted:
-        return "worker_aborted", None
-    return ("ok", None) if scanner.done else ("incomplete", "the stream ended without its end marker")
-
-
-def refuse(refusal: Refusal, model: str, known: frozenset[str], fault: HomingError | None) -> NoReturn:
-    """Raises what a refusal means to the client: the fault of the last attempt, if there was one, says more."""
-    if fault is not None:
-        raise fault
-    if refusal.reason is RefusalReason.UNKNOWN_MODEL:
-        names = ", ".join(sorted(known))
-        raise UnknownModel(f"The model `{model}` does not exist. This fleet serves: {names}.", param="model")
-    if known:
-        raise NoWorker(f"No worker that serves `{model}` is ready at the moment; try again shortly.")
-    raise NoWorker("No worker has joined this fleet yet; start one with `homing-worker join`, or try again shortly.")
-
-
-def receipt(request_id: str, *, worker: str | None, reason: str | None, expected: int | None, attempts: int) -> Headers:
-    """Renders the headers that say what was decided. What was not decided is named so, not zero."""
-    return [
-        (b"x-request-id", request_id.encode("latin-1")),
-        (b"x-homing-worker", (worker or "none").encode()),
-        (b"x-homing-reason", (reason or "refused").encode()),
-        (b"x-homing-expected-tokens", b"unknown" if expected is None else str(expected).encode()),
-        (b"x-homing-attempts", str(attempts).encode()),
-    ]
-
-
-def result_of(problem: HomingError) -> str:
-    """Names an error in the closed list of results."""
-    if isinstance(problem, ClientFault):
-        return "client_error"
-    if isinstance(problem, Refused):
-        return "refused"
-    return "worker_error" if problem.blames_worker or problem.retry_safe else "internal"

@@ -60,7 +60,7 @@ async def check_allowed(url: str, allowed: Sequence[Network]) -> None:
     host = parts.hostname or ""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, parts.port, type=socket.SOCK_STREAM)
-    except OSError as problem:
+    except (OSError, UnicodeError) as problem:  # UnicodeError: a label is empty or too long
         raise BadRequest(f"the host {host!r} of url {url!r} does not resolve ({problem})", param="url") from None
     for *_, address in found:
         ip = ipaddress.ip_address(str(address[0]).partition("%")[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ..core.blocks import Blocks
+from ..core.prompt import Dialect
 from ..core.types import Overlap, Placement, Snapshot, Usage
 from ..errors import HomingError
 from .asgi import Headers
@@ -36,6 +37,18 @@ class Fleet(Protocol):
 
     def address(self, worker_id: str) -> str:
         """Returns the worker's base URL, or raises KeyError when it has just left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it came in. `received` is on the director's clock, in seconds; `target` is path and query."""
+
+    request_id: str
+    dialect: Dialect
+    target: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    received: float
 
 
 class Trail(Protocol):

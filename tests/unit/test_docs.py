@@ -11,6 +11,7 @@ import typer
 
 import proxy.cli
 import proxy.edge.journey
+import proxy.edge.verdicts
 import workers.cli
 from proxy.core.lifecycle import TABLE, Event, State
 from proxy.core.types import Reason
@@ -153,7 +154,8 @@ def strings(node: ast.AST | None) -> set[str]:
 def results_given() -> set[str]:
     """Every string that a journey can set as its result: assigned to `.result`, or returned by who names one."""
     given = {Outcome("id", "chat").result}
-    for node in ast.walk(ast.parse(Path(proxy.edge.journey.__file__).read_text())):
+    sources = "".join(Path(module.__file__).read_text() for module in (proxy.edge.journey, proxy.edge.verdicts))
+    for node in ast.walk(ast.parse(sources.replace("from __future__ import annotations\n", ""))):
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Attribute) and t.attr == "result" for t in node.targets
         ):
