@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from redis.retry import Retry
 from xxhash import xxh3_64_hexdigest
 
 from .core.lifecycle import Event, State
-from .edge.admin import Access, Registration, make_admin
+from .edge.admin import WORKER_ID, Access, Registration, make_admin
 from .edge.api import Api
 from .edge.director import Director, Rooms
 from .edge.door import make_protocol
@@ -39,6 +40,7 @@ from .telemetry.metrics import Gauge, Metrics
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from redis.asyncio import Redis
 
     from .edge.asgi import App
     from .settings import Settings
@@ -62,12 +64,7 @@ class Homing:
 
     def __init__(self, settings: Settings, store_url: str) -> None:
         clock = time.monotonic
-        self.redis = redis_client.from_url(
-            store_url,
-            socket_timeout=STORE_SECONDS,
-            socket_connect_timeout=STORE_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self.redis = connect(store_url)
         seed = None if settings.fleet_seed is None else int(settings.fleet_seed.get_secret_value())
         self.registry = Registry()
         self.index = SharedIndex(self.redis, time.time, clock)
@@ -234,15 +231,32 @@ class Homing:
         yield Gauge("homing_store_degraded", "1 while the store does not answer.", (), (((), degraded),))
 
 
+def connect(store_url: str) -> Redis:
+    """Builds the client of the store; no connection is made yet.
+
+    Raises:
+        StartError: the URL cannot be read.
+    """
+    try:
+        return redis_client.from_url(
+            store_url,
+            socket_timeout=STORE_SECONDS,
+            socket_connect_timeout=STORE_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError as problem:
+        raise StartError(f"--store-url: {problem}; give redis://HOST:PORT/DB, rediss://… or unix://PATH", 2) from None
+
+
 def static_workers(named: tuple[str, ...]) -> list[Worker]:
     """Builds the workers of the command line: URL, or NAME=URL.
 
     Without a name the id is made from the URL's hash: headers and labels show ids, and an address is nobody's business.
 
     Raises:
-        StartError: one is not a base URL.
+        StartError: one is not a base URL, or has no fit name of its own.
     """
-    workers = []
+    workers: dict[str, Worker] = {}
     for item in named:
         name, separator, url = item.partition("=")
         if not separator or "/" in name:
@@ -252,9 +266,13 @@ def static_workers(named: tuple[str, ...]) -> list[Worker]:
         except HomingError as problem:
             raise StartError(f"--worker {item!r}: {problem.message}", 2) from None
         worker_id = name or f"w-{xxh3_64_hexdigest(url.encode())[:8]}"
+        if not re.fullmatch(WORKER_ID, worker_id):
+            raise StartError(f"--worker {item!r}: a name has 1 to 64 letters, digits, dots, dashes or underscores", 2)
+        if worker_id in workers:
+            raise StartError(f"--worker {item!r}: this {'name' if name else 'URL'} is given twice", 2)
         # Until the first probe tells when the engine began, its life has no name that outlasts this process.
-        workers.append(Worker(worker_id, url, f"unprobed-{random.getrandbits(64):016x}", Source.STATIC))
-    return workers
+        workers[worker_id] = Worker(worker_id, url, f"unprobed-{random.getrandbits(64):016x}", Source.STATIC)
+    return list(workers.values())
 
 
 def access_of(settings: Settings) -> Access:

@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# Plain help: drawing it with Rich takes longer than all the rest of it.
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-LISTEN, WORKERS, STORE, LIMITS, LOGGING = "Listen", "Workers", "Store", "Limits", "Logging"
-
-
-fleet = typer.Typer(no_args_is_help=True, help="See and steer the workers of a running proxy.")
+fleet = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="See and steer the workers of a running proxy.")
 app.add_typer(fleet, name="workers")
 
 
@@ -54,49 +52,35 @@ def version() -> None:
 
 @app.command(epilog="Every flag is also an environment variable: --store-url is HOMING_STORE_URL. A flag wins.")
 def serve(  # noqa: PLR0913 - one parameter per flag
-    listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT to serve on (default: 127.0.0.1:8080).", rich_help_panel=LISTEN)
-    ] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to serve on (default: 127.0.0.1:8080).")] = None,
     worker: Annotated[
         list[str] | None,
-        typer.Option(help="Base URL of an engine, or NAME=URL; repeatable.", rich_help_panel=WORKERS),
+        typer.Option(help="Base URL of an engine, or NAME=URL; repeatable."),
     ] = None,
     worker_network: Annotated[
         list[str] | None,
-        typer.Option(help="Network of registered workers besides private ones; repeatable.", rich_help_panel=WORKERS),
+        typer.Option(help="Network of registered workers besides private ones; repeatable."),
     ] = None,
     verify: Annotated[
         bool | None,
-        typer.Option(
-            "--verify/--no-verify", help="Probe a joining worker twice (default: on).", rich_help_panel=WORKERS
-        ),
+        typer.Option("--verify/--no-verify", help="Probe a joining worker twice (default: on)."),
     ] = None,
     store_url: Annotated[
         str | None,
-        typer.Option(help="embedded, redis://…, rediss://… or unix://PATH (default: embedded).", rich_help_panel=STORE),
+        typer.Option(help="embedded, redis://…, rediss://… or unix://PATH (default: embedded)."),
     ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the embedded store's file.", rich_help_panel=STORE)
-    ] = None,
-    max_body_bytes: Annotated[
-        int | None, typer.Option(help="Longest request body (default: 33554432).", rich_help_panel=LIMITS)
-    ] = None,
-    connect_timeout: Annotated[
-        float | None, typer.Option(help="Seconds to connect to a worker (default: 5).", rich_help_panel=LIMITS)
-    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Folder of the embedded store's file.")] = None,
+    max_body_bytes: Annotated[int | None, typer.Option(help="Longest request body (default: 33554432).")] = None,
+    connect_timeout: Annotated[float | None, typer.Option(help="Seconds to connect to a worker (default: 5).")] = None,
     first_byte_timeout: Annotated[
-        float | None, typer.Option(help="Seconds for a worker's first byte (default: 600).", rich_help_panel=LIMITS)
+        float | None, typer.Option(help="Seconds for a worker's first byte (default: 600).")
     ] = None,
     idle_timeout: Annotated[
         float | None,
-        typer.Option(help="Seconds between two pieces of an answer (default: 300).", rich_help_panel=LIMITS),
+        typer.Option(help="Seconds between two pieces of an answer (default: 300)."),
     ] = None,
-    log_format: Annotated[
-        str | None, typer.Option(help="auto, text or json (default: auto).", rich_help_panel=LOGGING)
-    ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error (default: info).", rich_help_panel=LOGGING)
-    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, text or json (default: auto).")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error (default: info).")] = None,
 ) -> None:
     """Run the proxy.
 

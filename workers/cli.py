@@ -19,10 +19,13 @@ _Refused: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # drawing help with Rich takes longer than all the rest of it
     help="Joins a vLLM engine to a Homing proxy, stands in for one, or shows Homing at work.",
 )
 
-recipe_app = typer.Typer(add_completion=False, help="Shows how a worker gets its vLLM arguments.")
+recipe_app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, help="Shows how a worker gets its vLLM arguments."
+)
 app.add_typer(recipe_app, name="recipe")
 
 _Model = Annotated[str, typer.Option(help="The model: a folder, or NAMESPACE/NAME on Hugging Face.")]

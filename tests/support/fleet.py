@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import shutil
+import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -83,7 +84,7 @@ def logged() -> Iterator[Logged]:
 
 
 class Quiet(Server):
-    """The product's server, less its signal handlers (the process belongs to the tests) and its wait between ticks."""
+    """The product's server, less its signal handlers (the process belongs to the tests) and its tenths of seconds."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -92,6 +93,16 @@ class Quiet(Server):
     async def main_loop(self) -> None:
         await self.on_tick(0)
         await until(lambda: self.should_exit, seconds=300)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await until(lambda: not self.server_state.connections and not self.server_state.tasks)
+        for server in self.servers:
+            await server.wait_closed()
+        await self.lifespan.shutdown()
 
 
 class Proxy:

@@ -1,0 +1,467 @@
+"""How workers come, stay, rest and go: the registration wire, leases, engines that restart, workers that die."""
+
+import asyncio
+import functools
+import json
+import socket
+
+import pytest
+import redis
+
+from proxy.fleet import membership, store
+from tests.support import fleet
+from tests.support.clients import Response, chat, request
+from tests.support.fleet import LOOP, Proxy, store_url
+from tests.support.scripted import Exchange, Scripted, adapts, completion, hangs, response, until
+
+pytestmark = pytest.mark.anyio
+TOKEN = "open-sesame"
+BEARER = [("authorization", f"Bearer {TOKEN}")]
+proxying = functools.partial(fleet.proxying, join_token=TOKEN)
+
+
+@pytest.fixture
+def anyio_backend():
+    return LOOP
+
+
+def card(worker: Scripted, worker_id: str = "h200-a", incarnation: str = "life-1", **fields: object) -> dict:
+    identity = {"name": "H200 SXM", "gpu_count": 1, "source": "declared"}
+    engine = {"version": "0.32.0", "models": worker.models, "block_size": 16, "capacity_tokens": 65536}
+    told = {"id": worker_id, "url": worker.url, "incarnation": incarnation, "identity": identity, "engine": engine}
+    return told | fields
+
+
+async def tell(proxy: Proxy, path: str, body: object, headers=BEARER, method: str = "POST") -> Response:
+    return await proxy.call(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
+
+
+async def join(proxy: Proxy, worker: Scripted, worker_id: str = "h200-a", incarnation: str = "life-1") -> None:
+    answer = await tell(proxy, "/workers", card(worker, worker_id, incarnation))
+    assert (answer.status, json.loads(answer.body)["id"]) == (200, worker_id)
+    await until(lambda: proxy.states.get(worker_id) == "ready")
+
+
+async def test_without_a_token_of_its_own_the_proxy_takes_nobody() -> None:
+    async with Scripted() as worker, fleet.proxying() as proxy:
+        for path, method in (
+            ("/workers", "POST"),
+            ("/workers/h200-a/heartbeat", "POST"),
+            ("/workers/h200-a/drain", "POST"),
+            ("/workers/h200-a?incarnation=life-1", "DELETE"),
+        ):
+            for headers in ([], BEARER):
+                answer = await tell(proxy, path, card(worker), headers, method)
+                assert (answer.status, answer.error["code"]) == (403, "forbidden")
+                assert "HOMING_JOIN_TOKEN" in answer.error["message"]
+        assert worker.lines == []
+
+
+WRONG = [
+    [],
+    [("authorization", "Bearer wrong")],
+    [("authorization", f"Bearer {TOKEN}x")],
+    [("authorization", f"Bearer {TOKEN[:-1]}")],
+    [("authorization", f"Basic {TOKEN}")],
+    [("authorization", TOKEN)],
+    [("authorization", "Bearer ")],
+    [("authorization", "Bearer \xe9\xff")],
+    [("x-api-key", TOKEN)],
+]
+
+
+async def test_without_the_right_token_no_address_is_called_and_nothing_is_read() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        for headers in WRONG:
+            for path, method in (
+                ("/workers", "POST"),
+                ("/workers/h200-a/heartbeat", "POST"),
+                ("/workers/h200-a/drain", "POST"),
+                ("/workers/h200-a?incarnation=x", "DELETE"),
+            ):
+                for body in (card(worker), b"{not json"):
+                    answer = await tell(proxy, path, body, headers, method)
+                    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key"), headers
+                    assert TOKEN not in answer.error["message"]
+        assert worker.lines == []
+        assert proxy.states == {}
+
+
+async def test_a_registered_worker_serves() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        answer = await tell(proxy, "/workers", card(worker))
+        assert answer.status == 200
+        assert json.loads(answer.body) == {
+            "id": "h200-a",
+            "lease_seconds": membership.LEASE_SECONDS,
+            "heartbeat_seconds": membership.HEARTBEAT_SECONDS,
+        }
+        assert membership.LEASE_SECONDS >= 3 * membership.HEARTBEAT_SECONDS
+        await proxy.ready("h200-a")
+        served = await proxy.ask()
+        assert (served.status, served.header("x-homing-worker")) == (200, "h200-a")
+        told = json.loads((await proxy.call("GET", "/workers/h200-a")).body)
+        assert (told["state"], told["source"], told["identity"]["name"]) == ("ready", "registered", "H200 SXM")
+        beat = await tell(proxy, "/workers/h200-a/heartbeat", {"incarnation": "life-1"})
+        assert json.loads(beat.body) == {"lease_seconds": membership.LEASE_SECONDS, "state": "ready"}
+        assert await proxy.value("homing_workers", state="ready") == 1
+
+
+OUTSIDE = [
+    "http://169.254.169.254",
+    "http://169.254.169.254:80/",
+    "http://[::ffff:169.254.169.254]:80",
+    "http://[fe80::1]:80",
+    "http://0.0.0.0:8000",
+    "http://8.8.8.8:8000",
+    "http://[::]:8000",
+    "http://[::ffff:127.0.0.1]:8000",
+    "http://2852039166",  # 169.254.169.254 as one number
+]
+NO_URLS = [
+    "",
+    "127.0.0.1:8000",
+    "file:///etc/passwd",
+    "ftp://127.0.0.1:8000",
+    "unix:///run/x.sock",
+    "http://",
+    "http://:8000",
+    "http://127.0.0.1:0",
+    "http://127.0.0.1:99999",
+    "http://127.0.0.1:port",
+    "http://user@127.0.0.1:8000",
+    "http://user:word@127.0.0.1:8000",
+    "http://@127.0.0.1:8000",
+    "http://127.0.0.1:8000/v1",
+    "http://127.0.0.1:8000?x=1",
+    "http://127.0.0.1:8000?",
+    "http://127.0.0.1:8000#x",
+    "http://127.0.0.1 :8000",
+    "http://127.0.0.1:8000\r\nx: y",
+    "http://[::1",
+    "http://" + "a" * 70 + ".invalid:80",
+    "http://a..b:80",
+    "http://no-such-host.invalid:80",
+    "http://" + "a" * 3000,
+]
+
+
+async def test_addresses_outside_the_allowed_networks_are_refused() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        for url in OUTSIDE:
+            answer = await tell(proxy, "/workers", card(worker, url=url))
+            assert (answer.status, answer.error["code"], answer.error["param"]) == (403, "forbidden", "url"), url
+            assert "--worker-network" in answer.error["message"]
+        assert proxy.states == {}
+        await join(proxy, worker)
+    async with Scripted() as worker, proxying(worker_network="169.254.0.0/16,8.8.8.8/32") as proxy:
+        assert (await tell(proxy, "/workers", card(worker, url="http://8.8.8.8:8000"))).status == 200
+
+
+async def test_what_is_no_base_url_is_refused() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        for url in NO_URLS:
+            answer = await tell(proxy, "/workers", card(worker, url=url))
+            assert (answer.status, answer.error["param"]) == (400, "url"), url
+        assert proxy.states == {}
+
+
+BAD_CARDS = [
+    {"id": ""},
+    {"id": "a b"},
+    {"id": "a/b"},
+    {"id": "x" * 65},
+    {"id": "a\n"},
+    {"id": 7},
+    {"id": None},
+    {"url": None},
+    {"incarnation": ""},
+    {"incarnation": "x" * 129},
+    {"incarnation": "a b"},
+    {"incarnation": None},
+    {"identity": None},
+    {"identity": []},
+    {"engine": "x"},
+    {"engine": {"models": "m1"}},
+    {"engine": {"models": ["m1"]}},
+    {"engine": {"models": [{"name": "m1"}]}},
+]
+
+
+async def test_a_card_that_cannot_be_read_is_refused_with_the_field_named() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        for wrong in BAD_CARDS:
+            answer = await tell(proxy, "/workers", card(worker) | wrong)
+            (field,) = wrong
+            assert answer.status == 400, wrong
+            assert str(answer.error["param"]).startswith(field)
+        for body in (b"", b"[]", b"{", b"\xff", b"null", b"[" * 100_000, b'{"id": "\\ud800"}'):
+            answer = await tell(proxy, "/workers", body)
+            assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+        answer = await tell(proxy, "/workers", b" " * 1_100_000)
+        assert answer.status in (400, 413)
+        assert answer.error["type"] == "invalid_request_error"
+        assert proxy.states == {}
+        for path in ("/workers/h200-a/heartbeat", "/workers/h200-a/drain"):
+            for body in (b"", b"{}", b'{"incarnation": 7}'):
+                assert (await tell(proxy, path, body)).status == 400
+        assert (await tell(proxy, "/workers/h200-a", b"", method="DELETE")).status == 400
+
+
+async def test_odd_facts_of_a_worker_disturb_nobody() -> None:
+    odd_engine = {"models": [{"id": "m1"}], "block_size": -3, "capacity_tokens": "many", "version": 5, "x": [None]}
+    odd_identity = {"name": 7, "gpu_count": -1, "gpu_name": "<script>\u2028", "memory_bytes": 1e308, "more": {"a": [1]}}
+    huge = {"name": "H200 SXM", "gpu_count": 10**400}
+    async with Scripted() as worker, Scripted() as other, proxying() as proxy:
+        assert (await tell(proxy, "/workers", card(worker, engine=odd_engine, identity=odd_identity))).status == 200
+        assert (await tell(proxy, "/workers", card(other, "other", identity=huge))).status in (200, 400)
+        await until(lambda: "ready" in proxy.states.values() and "joining" not in proxy.states.values())
+        for _ in range(4):
+            assert (await proxy.ask()).status == 200
+        assert (await proxy.call("GET", "/workers")).status == 200
+        body = json.dumps(card(worker)).replace('"gpu_count": 1', '"gpu_count": NaN').encode()
+        assert (await tell(proxy, "/workers", body)).status in (200, 400)
+        assert (await proxy.call("GET", "/workers")).status == 200
+        assert (await proxy.ask()).status == 200
+
+
+async def test_an_id_belongs_to_whoever_lives() -> None:
+    async with Scripted() as one, Scripted() as two, proxying() as proxy:
+        await join(proxy, one)
+        answer = await tell(proxy, "/workers", card(two))
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (409, "conflict", "id")
+        assert {proxy.homing.registry.get("h200-a").url} == {one.url}
+        await one.refuse()
+        assert (await tell(proxy, "/workers", card(two, incarnation="life-2"))).status == 200
+        await proxy.ready("h200-a")
+        assert (await proxy.ask()).status == 200
+        assert (one.served, two.served) == (0, 1)
+
+
+async def test_a_worker_of_the_command_line_cannot_be_taken_over() -> None:
+    async with Scripted() as one, Scripted() as two, proxying(one) as proxy:
+        for worker in (one, two):
+            answer = await tell(proxy, "/workers", card(worker, "w0"))
+            assert (answer.status, answer.error["code"]) == (409, "conflict")
+        for path, method in (
+            ("/workers/w0/heartbeat", "POST"),
+            ("/workers/w0/drain", "POST"),
+            ("/workers/w0", "DELETE"),
+        ):
+            answer = await tell(proxy, f"{path}?incarnation=life-1", {"incarnation": "life-1"}, method=method)
+            assert (answer.status, answer.error["code"]) == (404, "not_found")
+        assert proxy.states == {"w0": "ready"}
+
+
+async def test_a_heartbeat_of_a_stranger_says_register_again() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        for path in ("heartbeat", "drain"):
+            answer = await tell(proxy, f"/workers/h200-a/{path}", {"incarnation": "life-1"})
+            assert (answer.status, answer.error["code"]) == (404, "not_found")
+        await join(proxy, worker)
+        for path in ("heartbeat", "drain"):
+            answer = await tell(proxy, f"/workers/h200-a/{path}", {"incarnation": "life-2"})
+            assert (answer.status, answer.error["code"]) == (409, "conflict")
+            assert "register again" in answer.error["message"]
+        answer = await tell(proxy, "/workers/h200-a?incarnation=life-2", b"", method="DELETE")
+        assert answer.status == 409
+        assert proxy.states == {"h200-a": "ready"}
+
+
+async def test_a_worker_that_drains_finishes_what_it_has_and_gets_nothing_new() -> None:
+    go = asyncio.Event()
+
+    async def waits(exchange: Exchange) -> None:
+        await go.wait()
+        exchange.send(response(200, completion()))
+
+    async with Scripted(play=waits) as one, Scripted() as two, proxying() as proxy:
+        await join(proxy, one)
+        running = await proxy.connect()
+        running.send(request(chat()))
+        await until(lambda: one.served == 1)
+        await join(proxy, two, "h200-b")
+        life = {"incarnation": "life-1"}
+        drained = json.loads((await tell(proxy, "/workers/h200-a/drain", life)).body)
+        assert (drained["state"], drained["inflight"]) == ("draining", 1)
+        for place in range(6):
+            answer = await proxy.ask(chat(f"conversation {place}"))
+            assert (answer.status, answer.header("x-homing-worker")) == (200, "h200-b")
+        assert json.loads((await tell(proxy, "/workers/h200-a/heartbeat", life)).body)["state"] == "draining"
+        go.set()
+        assert (await running.answer()).body == completion()
+        running.close()
+        drained = json.loads((await tell(proxy, "/workers/h200-a/drain", life)).body)
+        assert (drained["state"], drained["inflight"]) == ("draining", 0)
+        probes = len(one.probes)
+        await until(lambda: len(one.probes) > probes)
+        assert proxy.states["h200-a"] == "draining"  # a probe that gets through does not bring it back
+        left = await tell(proxy, "/workers/h200-a?incarnation=life-1", b"", method="DELETE")
+        assert (left.status, left.body) == (204, b"")
+        assert proxy.states == {"h200-b": "ready"}
+        assert (await tell(proxy, "/workers/h200-a?incarnation=life-1", b"", method="DELETE")).status == 404
+        assert (await tell(proxy, "/workers/h200-a/heartbeat", life)).status == 404
+        assert one.served == 1
+
+
+async def test_a_worker_may_leave_under_running_requests() -> None:
+    async with Scripted(play=hangs) as worker, proxying() as proxy:
+        await join(proxy, worker)
+        client = await proxy.connect()
+        client.send(request(chat()))
+        await until(lambda: worker.served == 1)
+        assert (await tell(proxy, "/workers/h200-a?incarnation=life-1", b"", method="DELETE")).status == 204
+        assert (await proxy.ask()).status == 503
+        client.close()
+        await until(lambda: not worker.busy)
+        await until(lambda: sorted(map(str, proxy.results)) == ["client_gone", "refused"])
+
+
+async def test_a_lease_that_is_not_prolonged_ends(monkeypatch) -> None:
+    monkeypatch.setattr(membership, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(store, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(store, "SYNC_SECONDS", 0.05)
+    async with Scripted() as worker, proxying() as proxy:
+        await join(proxy, worker)
+        for _ in range(8):  # longer than the lease, in all
+            await asyncio.sleep(0.1)
+            assert (await tell(proxy, "/workers/h200-a/heartbeat", {"incarnation": "life-1"})).status == 200
+        assert proxy.states == {"h200-a": "ready"}
+        with redis.Redis.from_url(store_url()) as stored:
+            await until(lambda: proxy.states == {} and not stored.exists(store.worker_key("h200-a")))
+        answer = await proxy.ask()
+        assert (answer.status, answer.error["code"], answer.header("retry-after")) == (503, "no_worker", "1")
+        assert (await tell(proxy, "/workers/h200-a/heartbeat", {"incarnation": "life-1"})).status == 404
+        await join(proxy, worker)
+        assert (await proxy.ask()).status == 200
+
+
+async def test_updates_that_cannot_be_read_leave_the_entry_as_it_was() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        await join(proxy, worker)
+        before = json.loads((await proxy.call("GET", "/workers/h200-a")).body)
+        for wrong in ({"url": ""}, {"url": "nowhere"}, {"url": "http://169.254.169.254"}, {"engine": {"models": 5}}):
+            assert (await tell(proxy, "/workers", card(worker, incarnation="life-9") | wrong)).status in (400, 403)
+        after = json.loads((await proxy.call("GET", "/workers/h200-a")).body)
+        assert (after["url"], after["incarnation"], after["state"]) == (before["url"], "life-1", "ready")
+        assert (await proxy.ask()).status == 200
+
+
+async def view(proxy: Proxy, worker_id: str) -> int:
+    """The tokens that a worker is believed to hold."""
+    told = json.loads((await proxy.call("GET", f"/workers/{worker_id}")).body)
+    return int(told["view"]["tokens"])
+
+
+async def test_another_incarnation_starts_with_an_empty_view() -> None:
+    async with Scripted() as worker, proxying() as proxy:
+        await join(proxy, worker)
+        long = "background of the matter " * 60
+        await proxy.ask(chat(long))
+        assert await view(proxy, "h200-a") > 0
+        assert (await tell(proxy, "/workers", card(worker))).status == 200  # again, and harmless
+        assert await view(proxy, "h200-a") > 0
+        assert proxy.states == {"h200-a": "ready"}
+        await join(proxy, worker, incarnation="life-2")
+        assert await view(proxy, "h200-a") == 0
+        answer = await proxy.ask(chat(long, "Hello", "go on"))
+        assert answer.header("x-homing-expected-tokens") == "0"
+
+
+async def test_a_static_worker_is_named_by_its_engines_start_and_emptied_by_a_restart() -> None:
+    async with Scripted() as worker, fleet.proxying(worker) as proxy:
+        told = json.loads((await proxy.call("GET", "/workers/w0")).body)
+        assert (told["source"], told["state"], told["incarnation"]) == ("static", "ready", "1700000000.000")
+        assert (told["engine"]["version"], told["engine"]["block_size"]) == ("0.32.0", 16)
+        assert told["engine"]["capacity_tokens"] == 16 * 4096
+        long = "background of the matter " * 60
+        await proxy.ask(chat(long))
+        again = await proxy.ask(chat(long, "Hello", "go on"))
+        assert int(again.header("x-homing-expected-tokens") or "0") > 0
+        worker.started += 50
+        await until(lambda: proxy.homing.registry.get("w0").incarnation == "1700000050.000")
+        await proxy.ready("w0")
+        assert await view(proxy, "w0") == 0
+        after = await proxy.ask(chat(long, "Hello", "go on", "Hello", "more"))
+        assert (after.status, after.header("x-homing-expected-tokens")) == (200, "0")
+
+
+async def test_a_static_worker_that_dies_is_left_and_comes_back() -> None:
+    async with Scripted() as one, Scripted() as two, fleet.proxying(one, two) as proxy:
+        await one.refuse()
+        await proxy.ready("w1")
+        assert proxy.states == {"w0": "suspect", "w1": "ready"}
+        for place in range(6):
+            answer = await proxy.ask(chat(f"conversation {place}"))
+            assert (answer.status, answer.header("x-homing-worker")) == (200, "w1")
+            assert answer.header("x-homing-attempts") == "1"
+        await one.open()
+        await proxy.ready("w0", "w1")
+        for place in range(20):
+            await proxy.ask(chat(f"new conversation {place}"))
+        assert one.served > 0
+
+
+async def test_a_static_worker_that_is_not_there_yet_joins_when_it_is() -> None:
+    async with Scripted() as worker:
+        await worker.refuse()
+        async with fleet.proxying(worker) as proxy:
+            await until(lambda: proxy.states == {"w0": "joining"})
+            await worker.open()
+            await proxy.ready("w0")
+            assert (await proxy.ask()).status == 200
+
+
+async def test_one_silent_probe_is_lateness_and_several_are_not(monkeypatch) -> None:
+    async def silent(exchange: Exchange) -> None:
+        await exchange.hang()
+
+    async with Scripted() as one, Scripted() as two, fleet.proxying(one, two) as proxy:
+        proxy.homing.client.timeout = 0.1
+        one.probe = silent
+        before = len(one.probes)
+        await until(lambda: len(one.probes) > before)
+        assert proxy.states["w0"] == "ready"
+        await until(lambda: proxy.states["w0"] == "suspect")
+        assert len(one.probes) >= before + 3
+        assert proxy.states["w1"] == "ready"
+        one.probe = None
+        await proxy.ready("w0", "w1")
+
+
+async def test_probes_that_answer_nonsense_disturb_nobody() -> None:
+    nonsense = [
+        b"HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n",
+        response(200, b"<html>"),
+        response(200, b"[]"),
+        response(200, b'{"data": 5}'),
+        response(200, b'{"data": [{"id": 7}, null, "x"]}'),
+        response(200, b"\xff\xfe", [("content-type", "application/json; charset=nonsense")]),
+        b"garbage\r\n\r\n",
+        response(200, b"vllm:num_requests_running NaN\nvllm:num_requests_waiting {broken\n"),
+    ]
+    async with Scripted() as one, Scripted() as two, fleet.proxying(one, two) as proxy:
+        for data in nonsense:
+
+            async def says(exchange: Exchange, data: bytes = data) -> None:
+                exchange.send(data)
+                exchange.close()
+
+            one.probe = says
+            before = len(one.probes)
+            await until(lambda before=before: len(one.probes) > before + 1)
+            assert proxy.states["w1"] == "ready"
+            assert (await proxy.ask()).status == 200
+        one.probe = None
+        await proxy.ready("w0", "w1")
+
+
+async def test_probes_ask_no_proxy_of_the_environment(monkeypatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        async with Scripted(play=adapts) as worker, fleet.proxying(worker) as proxy:
+            assert (await proxy.ask()).status == 200
+        with pytest.raises(BlockingIOError):
+            listener.accept()
