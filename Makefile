@@ -8,7 +8,7 @@ SECONDS ?=
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm check format test test-fast test-vllm docs bench bench-profile clean
+.PHONY: help setup demo demo-vllm check format test test-fast test-vllm docs bench bench-profile workers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ bench: $(STAMP) ## what the proxy costs beside its peers: CELLS=… TARGETS=… 
 
 bench-profile: $(STAMP) ## where the proxy's time goes under small requests
 	$(BIN)/python -m tests.bench.profile
+
+workers: $(STAMP) ## the bars of the worker's side; with the real vLLM stage where its engine is installed
+	$(BIN)/python tests/e2e/measure_workers.py
 
 check: $(STAMP) ## format, lint, types, who imports whom
 	$(BIN)/ruff format --check .

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .remote import Remote
     from .settings import Settings
 
+# The class of every usage error, not exported by typer: BadParameter, UsageError, ClickException.
+UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
+
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 # Plain help: drawing it with Rich takes longer than all the rest of it.
@@ -218,5 +221,12 @@ def run(command: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """The entry point."""
-    app(prog_name="homing")
+    """The entry point. A command line that cannot be read is one line too."""
+    try:
+        app(prog_name="homing", standalone_mode=False)
+    except UsageProblem as problem:
+        message = " ".join(getattr(problem, "format_message", problem.__str__)().split())
+        typer.echo(f"homing: {message} (see --help)", err=True)
+        sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 from urllib.parse import quote
@@ -102,7 +103,8 @@ def show_fleet(workers: list[dict[str, Any]], *, as_json: bool) -> None:
         table.add_column(title, justify="right" if title in ("in flight", "view / capacity") else "left")
     for worker in workers:
         table.add_row(*row_of(worker))
-    Console().print(table)
+    # In a pipe there is no width to keep to: whoever reads it there wants whole lines.
+    Console(width=None if sys.stdout.isatty() else 250).print(table)
     for worker in workers:
         verification = worker.get("verification") or {}
         if verification.get("reason"):

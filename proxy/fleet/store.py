@@ -101,8 +101,9 @@ class FleetStore:
         for worker in self._registry:
             if worker.source is Source.STATIC and worker.state is State.READY:
                 self.vouch(worker)
-            if now - self._vouched.get(worker.id, -LEASE_SECONDS) < LEASE_SECONDS:
-                await self._write(worker)
+            age = now - self._vouched.get(worker.id, -LEASE_SECONDS)
+            if age < LEASE_SECONDS:
+                await self._write(worker, age)
         await self._read()
 
     async def _agree(self) -> None:
@@ -122,7 +123,8 @@ class FleetStore:
             self.on_reseeded()
         self._is_seed_agreed = True
 
-    async def _write(self, worker: Worker) -> None:
+    async def _write(self, worker: Worker, age: float) -> None:
+        """Writes a worker that was heard from `age` seconds ago: its lease has run since then."""
         row: dict[Any, Any] = {
             "url": worker.url,
             "incarnation": worker.incarnation,
@@ -136,7 +138,7 @@ class FleetStore:
         key = worker_key(worker.id)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, mapping=row)
-            pipe.pexpire(key, int(LEASE_SECONDS * 1000))
+            pipe.pexpire(key, max(int((LEASE_SECONDS - age) * 1000), 1))
             pipe.sadd(FLEET_KEY, worker.id)
             await pipe.execute()
 

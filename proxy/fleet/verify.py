@@ -108,6 +108,8 @@ def judge(worker: Worker, first: Usage, second: Usage, first_seconds: float, sec
     passed = True
     if cached is None:
         reason = "it reports no cached tokens; start the engine with --enable-prompt-tokens-details"
+    elif cached == 0 and worker.facts.block_tokens is None:
+        reason = "nothing was delivered from its cache; its block size is not known, and may be longer than the probe"
     elif cached == 0 and prompt is not None and prompt > (worker.facts.block_tokens or 1):
         passed = False
         reason = (

@@ -92,11 +92,11 @@ async def test_who_is_heard_from_stays_and_who_is_not_lapses(redis):
     one = Proxy(redis)
     one.join()
     await one.store.sync()
-    one.now += LEASE_SECONDS - 0.1
+    one.now += LEASE_SECONDS / 2
     await redis.pexpire(worker_key("a"), 1000)
-    await one.store.sync()  # still within what was heard: written again
-    assert await redis.pttl(worker_key("a")) > 9000
-    one.now += 0.2
+    await one.store.sync()  # still within what was heard: written again, for what is left of the lease
+    assert LEASE_SECONDS * 400 < await redis.pttl(worker_key("a")) <= LEASE_SECONDS * 500
+    one.now += LEASE_SECONDS / 2 + 0.1
     await redis.pexpire(worker_key("a"), 1000)
     await one.store.sync()
     assert await redis.pttl(worker_key("a")) <= 1000

@@ -47,7 +47,7 @@ CASES = {
         "the second send of",
     ),
     "too short to hit": (usage(32, 0), usage(32, 0), 32, (0.5, 0.5), True, "inferred", None, None),
-    "block unknown": (usage(512, 0), usage(512, 0), None, (0.5, 0.5), False, "inferred", None, "the second send of"),
+    "block unknown": (usage(512, 0), usage(512, 0), None, (0.5, 0.5), True, "inferred", None, "nothing was delivered"),
     "prompt unknown": (usage(None, 0), usage(None, 0), 32, (0.5, 0.5), True, "inferred", None, None),
     "says nothing": (usage(512, None), usage(512, None), 32, (0.5, 0.1), True, "blind", None, "it reports no cached"),
     "says it late": (usage(512, None), usage(512, 480), 32, (0.5, 0.1), True, "inferred", None, None),
