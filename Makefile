@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SECONDS ?=
+# Test processes side by side; more than a few of them disturb what the end-to-end tests wait for.
+JOBS ?= 2
 # What the venv is made from; a change here makes it anew.
 STAMP := $(VENV)/.ready
 
@@ -51,7 +53,7 @@ format: $(STAMP) ## put the code into its form
 	$(BIN)/ruff check --fix .
 
 test: $(STAMP) ## all tests; the real vLLM stage too where its engine is installed (make test-vllm installs it)
-	$(BIN)/pytest -m "not vllm"
+	$(BIN)/pytest -m "not vllm" -n $(JOBS) --dist loadfile
 	@if bash tests/support/vllm/setup.sh --installed >/dev/null; then $(MAKE) --no-print-directory test-vllm; \
 	else echo "real vLLM stage: not run, its engine is not installed; make test-vllm installs it (2 GB) and runs it"; fi
 
@@ -59,7 +61,7 @@ test-vllm: $(STAMP) ## the tests that need two real vLLM engines, on the CPU; in
 	VLLM_PYTHON=$$(bash tests/support/vllm/setup.sh | tail -n 1) $(BIN)/pytest -m vllm tests/e2e
 
 test-fast: $(STAMP) ## the quick ones, for the loop while writing
-	$(BIN)/pytest -m "not vllm and not slow" tests/unit tests/property tests/contract
+	$(BIN)/pytest -m "not vllm and not slow" -n $(JOBS) tests/unit tests/property tests/contract
 
 clean: ## remove what was built
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -317,14 +317,17 @@ class Journey(Generic[T, A]):
         outcome.duration = self.director.clock() - self.arrival.received
         # An answer may be whole without any content, when the model's first token ends it.
         is_computed = outcome.ttft is not None or outcome.result == "ok"
-        if is_computed and self.assumption is not None and self.reading is not None:
+        assumption, reading = self.assumption, self.reading
+        if is_computed:
+            self.assumption = None  # computed, so there is nothing to take back
+        # The share goes back first: nothing that follows may keep it.
+        self._leave()
+        if is_computed and assumption is not None and reading is not None:
             known, delivered = outcome.usage.prompt_tokens, outcome.usage.cached_tokens
             self.rooms.index.confirm(
-                self.assumption,
-                self.reading.exact_tokens if known is None else known,
-                delivered if self.reading.reads_cache else None,
+                assumption,
+                reading.exact_tokens if known is None else known,
+                delivered if reading.reads_cache else None,
                 outcome.turn,
             )
-            self.assumption = None
-        self._leave()
         self.rooms.telemetry.observe(outcome)

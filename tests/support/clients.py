@@ -28,6 +28,10 @@ def request(body: bytes, path: str = CHAT, headers: Iterable[tuple[str, str]] = 
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode("latin-1") + body
 
 
+# On every answer of an inference route, errors too.
+RECEIPT = ("x-request-id", "x-homing-worker", "x-homing-reason", "x-homing-expected-tokens", "x-homing-attempts")
+
+
 @dataclass(frozen=True)
 class Response:
     """One answer, read strictly. `is_whole`: its framing says that it ended."""
@@ -54,6 +58,12 @@ class Response:
         assert isinstance(error["message"], str)
         assert error["message"]
         return dict(error)
+
+
+def receipt(answer: Response) -> tuple[str | None, ...]:
+    """Worker, reason, expected tokens, attempts; fails unless each header is there exactly once."""
+    assert [name for name in RECEIPT if len(answer.all(name)) != 1] == []
+    return tuple(answer.header(name) for name in RECEIPT[1:])
 
 
 def parse(received: bytes) -> Response | None:
