@@ -12,7 +12,7 @@ GPU_START = [
     ("INFO 11-30 12:00:09 [gpu_model_runner.py:5040] Starting to load model /models/x...", "loading weights"),
     ("Loading safetensors checkpoint shards:  50% Completed | 5/10 [00:20<00:20,  4.1s/it]", None),
     ("INFO [gpu_model_runner.py:5150] Model loading took 50.2 GiB memory and 41.100000 seconds", None),
-    ("INFO [backends.py:1105] Using cache directory: /root/x for vLLM's torch.compile", "compiling"),
+    ("INFO [backends.py:1105] Using cache directory: /cache/x for vLLM's torch.compile", "compiling"),
     ("INFO [backends.py:1167] Dynamo bytecode transform time: 12.10 s", None),
     ("INFO [gpu_worker.py:760] Available KV cache memory: 61.2 GiB", None),
     ("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):   4%|▍ | 3/67", "capturing graphs"),
