@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..errors import StartError
@@ -73,7 +75,7 @@ def start(directory: Path) -> Embedded:
             stdout=out,
             stderr=out,
             start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - runs before any thread is started
+            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - runs before any thread is started
         )
         deadline = time.monotonic() + START_SECONDS
         while not answers(path):
@@ -123,7 +125,9 @@ def answers(path: Path) -> bool:
             return False
 
 
-def die_with_parent() -> None:
+def die_with(parent: int) -> None:
     """Asks the kernel to end this child when its parent ends, even by SIGKILL (Linux; elsewhere it may stay)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)  # it ended before it could be asked

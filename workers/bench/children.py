@@ -5,6 +5,7 @@ them when this process closes its pipe or dies, so there is one way to stop and 
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ from typing import Self
 
 from workers.bench import guard
 from workers.bench.errors import BenchError
+
+_SET_DEATH_SIGNAL = 1
+"""Number of `prctl` in Linux's `linux/prctl.h`."""
 
 
 class Children:
@@ -43,6 +47,15 @@ class Children:
     def start(self, name: str, arguments: Sequence[str], extra_environment: Mapping[str, str]) -> None:
         """Starts ``python -m ARGUMENTS`` as ``name``; the caller's ``HOMING_*`` settings do not reach it."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("HOMING_")}
+        parent = os.getpid()
+
+        def die_with_parent() -> None:
+            # Until the guard knows of a child, only the kernel can end it with us (Linux; elsewhere it may stay).
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+                if os.getppid() != parent:
+                    os._exit(1)
+
         with self._log(name).open("wb") as log:
             child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
                 [sys.executable, "-m", *arguments],
@@ -51,6 +64,7 @@ class Children:
                 stderr=subprocess.STDOUT,
                 env={**inherited, **extra_environment, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - runs before any thread is started
             )
         self._running[name] = child
         if self._guard.stdin is None:
