@@ -141,30 +141,6 @@ class Placement(Struct, frozen=True, gc=False):
     prompt_tokens: int
     candidates: int
 
-    def explain(self) -> dict[str, object]:
-        """Renders the decision for header, log line and page: plain JSON values."""
-
-        def one(candidate: Candidate | None) -> dict[str, object] | None:
-            if candidate is None:
-                return None
-            cost = candidate.cost
-            parts = {"wait": cost.wait, "uncached": cost.uncached}
-            parts |= {"avoidable": cost.avoidable, "eviction": cost.eviction}
-            return {
-                "worker": candidate.worker,
-                "expected_tokens": candidate.expected_tokens,
-                "cost": round(cost.total, 6),
-                "parts": {name: round(seconds, 6) for name, seconds in parts.items()},
-            }
-
-        return {
-            "reason": self.reason.value,
-            "prompt_tokens": self.prompt_tokens,
-            "candidates": self.candidates,
-            "winner": one(self.winner),
-            "runner_up": one(self.runner_up),
-        }
-
 
 class Refusal(Struct, frozen=True, gc=False):
     """A decision not to place."""

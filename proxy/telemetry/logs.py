@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec import Struct, to_builtins
@@ -163,21 +162,18 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
 class TextLines(logging.Formatter):
-    """Time, level, message, and the known fields as `name=value`."""
+    """Time, level and message."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Renders a record."""
-        fields: Mapping[str, object] = getattr(record, "fields", {})
-        shown = [f"{key}={plain(value)}" for key, value in fields.items() if value is not None and key != "placement"]
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        text = " ".join([f"{clock} {record.levelname.lower():7} {record.getMessage()}", *shown])
+        text = f"{clock} {record.levelname.lower():7} {record.getMessage()}"
         return text + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
 

@@ -10,36 +10,18 @@ import redis
 
 from proxy.fleet import membership, store
 from tests.support import fleet
-from tests.support.clients import Response, chat, request
+from tests.support.clients import chat, request
 from tests.support.fleet import LOOP, Proxy, store_url
+from tests.support.registering import TOKEN, card, join, tell
 from tests.support.scripted import Exchange, Scripted, adapts, completion, hangs, response, until
 
 pytestmark = pytest.mark.anyio
-TOKEN = "open-sesame"
-BEARER = [("authorization", f"Bearer {TOKEN}")]
 proxying = functools.partial(fleet.proxying, join_token=TOKEN)
 
 
 @pytest.fixture
 def anyio_backend():
     return LOOP
-
-
-def card(worker: Scripted, worker_id: str = "h200-a", incarnation: str = "life-1", **fields: object) -> dict:
-    identity = {"name": "H200 SXM", "gpu_count": 1, "source": "declared"}
-    engine = {"version": "0.32.0", "models": worker.models, "block_size": 16, "capacity_tokens": 65536}
-    told = {"id": worker_id, "url": worker.url, "incarnation": incarnation, "identity": identity, "engine": engine}
-    return told | fields
-
-
-async def tell(proxy: Proxy, path: str, body: object, headers=BEARER, method: str = "POST") -> Response:
-    return await proxy.call(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), headers)
-
-
-async def join(proxy: Proxy, worker: Scripted, worker_id: str = "h200-a", incarnation: str = "life-1") -> None:
-    answer = await tell(proxy, "/workers", card(worker, worker_id, incarnation))
-    assert (answer.status, json.loads(answer.body)["id"]) == (200, worker_id)
-    await until(lambda: proxy.states.get(worker_id) == "ready")
 
 
 async def test_a_registered_worker_serves() -> None:

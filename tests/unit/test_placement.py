@@ -164,13 +164,13 @@ def test_a_placement_explains_itself(case, prompt, seed):
     fleet, held, room = case
     placed = choose(fleet, held, prompt=prompt, room=room, seed=seed)
     assert placed == choose(fleet, held, prompt=prompt, room=room, seed=seed)
-    told = placed.explain()
-    assert told["candidates"] == len(fleet)
-    assert (told["runner_up"] is None) == (len(fleet) == 1)
-    for one, candidate in (("winner", placed.winner), ("runner_up", placed.runner_up)):
+    assert placed.candidates == len(fleet)
+    assert (placed.runner_up is None) == (len(fleet) == 1)
+    for candidate in (placed.winner, placed.runner_up):
         if candidate is not None:
-            assert sum(told[one]["parts"].values()) == pytest.approx(told[one]["cost"], abs=4e-6)
-            assert min(told[one]["parts"].values()) >= 0
+            parts = (candidate.cost.wait, candidate.cost.uncached, candidate.cost.avoidable, candidate.cost.eviction)
+            assert sum(parts) == pytest.approx(candidate.cost.total)
+            assert min(parts) >= 0
             by_id = {worker.id: worker for worker in fleet}
             block = by_id[candidate.worker].block_tokens or 1
             assert candidate.expected_tokens % block == 0
